@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport.channel import DAMAGED, PASSING, Channel, Stamp, Stream, remember
+from dpcfl_net.transport.guard import DialGuard
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import (
     PHASES,
@@ -160,6 +161,7 @@ class ClientEndpoint:
         self._socket = new_socket(self._context, zmq.DEALER)
         join_curve(self._socket, link)
         self._monitor = self._socket.get_monitor_socket()
+        self._curve, self._guard = link.security == "curve", DialGuard()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -265,6 +267,7 @@ class ClientEndpoint:
 
     def close(self, abort: bool = False) -> None:
         """Close the socket; queued messages are sent for up to 5 s unless `abort`."""
+        self._guard.ended()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0 if abort else BYE_LINGER_MS)
@@ -280,9 +283,11 @@ class ClientEndpoint:
     def _watch(self) -> None:
         """Handle the socket's connection events."""
         while self._monitor.poll(0):
-            event = int(recv_monitor_message(self._monitor)["event"])
-            if event == zmq.EVENT_CONNECTED and not self._handshake_since:
-                self._handshake_since = time.monotonic()
+            message = recv_monitor_message(self._monitor)
+            event = int(message["event"])
+            if event == zmq.EVENT_CONNECTED:
+                self._guard.connected(int(message["value"]))
+                self._handshake_since = self._handshake_since or time.monotonic()
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._handshakes, self._handshake_since = 0, 0.0
                 self._greet()
@@ -293,6 +298,7 @@ class ClientEndpoint:
             elif event == zmq.EVENT_CLOSED:  # no listener: the coordinator is down, which is no failed handshake
                 self._handshakes, self._handshake_since = 0, 0.0
             elif event == zmq.EVENT_DISCONNECTED:
+                self._guard.ended()
                 self._connected = self.welcomed = False
 
     def _greet(self) -> None:
@@ -312,6 +318,8 @@ class ClientEndpoint:
 
     def _tend(self) -> bool:
         """Check limits, send HELLO, heartbeats and repetitions when due; True if the socket refused a message."""
+        if (flood := self._guard.flood()) is not None:
+            self._message_log.failed("coordinator", WireError("flood", flood))
         now = time.monotonic()
         stuck = self._handshake_since and now - self._handshake_since > self._times.handshake_limit_s
         if self._handshakes >= HANDSHAKES or stuck:
@@ -345,7 +353,7 @@ class ClientEndpoint:
 
     def _read(self) -> None:
         for _ in range(BATCH):
-            arrived = receive(self._socket)
+            arrived = receive(self._socket, curve=self._curve, guard=self._guard)
             if arrived is None:
                 return
             self._handle(arrived)

@@ -1,4 +1,4 @@
-"""Guard of a listening socket's connections: logs failed handshakes, cuts connections with endless messages."""
+"""Guards of a socket's connections: they cut those with endless messages; that of a listening socket logs failed handshakes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bytes_on_the_wire(size: int, curve: bool) -> int:
 
 
 class _Connection:
-    """One accepted connection; its descriptor belongs to libzmq."""
+    """One connection; its descriptor belongs to libzmq."""
 
     def __init__(self, fd: int) -> None:
         self._borrowed = socket.socket(fileno=fd)
@@ -57,6 +57,14 @@ class _Connection:
         except OSError:
             return None
         return int(_COUNTED.unpack(info)[0]) if len(info) == _COUNTED.size else None
+
+    def flood(self, limit: int) -> str | None:
+        """Shut the connection down and return the reason if more than `limit` bytes are unread; None if not."""
+        received = self.received()
+        if received is None or (unread := self.unread(received)) <= limit:
+            return None
+        self.shut_down()
+        return f"cut a connection with {int(unread) >> 20} MiB of unfinished messages"
 
     def shut_down(self) -> None:
         """End the connection, unless it has ended already."""
@@ -156,12 +164,50 @@ class ConnectionGuard:
 
     def _check(self) -> None:
         for fd, connection in list(self._connections.items()):
-            received = connection.received()
-            if received is not None and (unread := connection.unread(received)) > self._limit:
-                self._log("flood", f"cut a connection with {int(unread) >> 20} MiB of unfinished messages")
-                connection.shut_down()
+            if (reason := connection.flood(self._limit)) is not None:
+                self._log("flood", reason)
                 self._forget(fd)
 
     def _log(self, code: str, reason: str) -> None:
         if len(self._failures) < 256:
             self._failures.append((code, reason))
+
+
+class DialGuard:
+    """Watches the connection of a socket that connects: a server is trusted no more than a client. Its owner's thread uses it.
+
+    Args:
+        unread_limit: As for ConnectionGuard.
+    """
+
+    def __init__(self, unread_limit: int = UNREAD_LIMIT) -> None:
+        self._limit, self._fd = unread_limit, -1
+        self._connection: _Connection | None = None
+
+    def connected(self, fd: int) -> None:
+        """Watch a new connection.
+
+        Args:
+            fd: Its descriptor.
+        """
+        self.ended()
+        with contextlib.suppress(OSError):  # it has ended already
+            self._fd, self._connection = fd, _Connection(fd)
+
+    def ended(self) -> None:
+        """Give the connection's descriptor back."""
+        if self._connection is not None:
+            self._connection.forget()
+        self._connection = None
+
+    def delivered(self, fd: int, size: int) -> None:
+        """See `ConnectionGuard.delivered`."""
+        if self._connection is not None and fd == self._fd:
+            self._connection.delivered += size
+
+    def flood(self) -> str | None:
+        """Cut the connection and return the reason if too many of its bytes are unread; None if not."""
+        reason = None if self._connection is None else self._connection.flood(self._limit)
+        if reason is not None:
+            self.ended()
+        return reason

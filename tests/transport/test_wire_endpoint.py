@@ -46,6 +46,7 @@ from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
+from dpcfl_net.transport.guard import DialGuard
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
@@ -266,6 +267,36 @@ def test_frame_above_the_limit_closes_the_connection() -> None:
             while raw.recv(4096):
                 ends.until(lambda: True)
         assert ends.round(honest, 1, 1, UPDATE).kind == "result"
+
+
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_an_endless_message_of_a_coordinator_is_cut(security: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failures_of(mebibytes: int) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.linger = 0
+            if security == "curve":
+                router.curve_server = True
+                router.curve_publickey, router.curve_secretkey = (key.encode() for key in SERVER)
+            address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+            with make_client(
+                address, security=security, on_failure=lambda line: found.append((line["code"], line["reason"]))
+            ) as client:
+                deadline = time.monotonic() + 20
+                while not router.poll(0):  # its HELLO
+                    client.poll(0.01)
+                    assert time.monotonic() < deadline
+                router.send_multipart([router.recv_multipart()[0], *[bytes(1 << 20)] * mebibytes], copy=False)
+                while not found:
+                    client.poll(0.01)
+                    assert time.monotonic() < deadline
+        return found
+
+    ((code, reason),) = failures_of(512)
+    assert code == "flood"
+    assert 64 <= int(reason.removeprefix("cut a connection with ").split()[0]) < 256
+    monkeypatch.setattr(DialGuard, "flood", lambda self: None)
+    assert [code for code, _ in failures_of(128)] == ["multipart"]  # all of it was kept until its end
 
 
 def test_result_sent_again_after_a_lost_ack_is_delivered_once(server: ServerEndpoint) -> None:
