@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
@@ -14,10 +14,11 @@ from dpcfl_net.core.payload_hash import NOTHING
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.gate import request_id
-from dpcfl_net.federation.secure.stages import STAGES
+from dpcfl_net.federation.secure.client_side import context_of
+from dpcfl_net.federation.secure.stages import MASKING, STAGES
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.transport.messages import Header, WireError, decode
-from dpcfl_net.transport.transcript import Record
+from dpcfl_net.transport.transcript import Record, merged, tensors_of
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,37 @@ class Given:
         tasks: (client, task header) of every task.
         released: (client, task header) of every task answered with a release.
         odd: Numbers of records from the server that are no messages of this protocol.
+        contexts: (client, message id) of each masked step whose bytes were kept, to the hash of its models.
     """
 
     tasks: list[tuple[int, Header]]
     released: list[tuple[int, Header]]
     odd: list[int]
+    contexts: dict[tuple[int, str], str] = field(default_factory=dict)
+
+    def models(self) -> list[tuple[int, Header, str]]:
+        """List the tasks whose models can be compared, with a hash of them.
+
+        Tasks of secure sums hold messages for one client besides: their stages hold no models, and of a masked step the hash needs
+        the bytes.
+        """
+        found = []
+        for client, header in self.tasks:
+            secure = header.task in STAGES or _is_masked(header)
+            if models := self.contexts.get((client, header.id), "") if secure else header.blake3:
+                found.append((client, header, models))
+        return found
+
+    @property
+    def without_bytes(self) -> int:
+        """Number of masked steps whose models cannot be compared, since their bytes were not kept."""
+        return sum(_is_masked(header) and (client, header.id) not in self.contexts for client, header in self.tasks)
 
 
 def given(records: Iterable[Record]) -> Given:
-    """Collect the tasks of a transcript; works in every transcript mode, since headers hold the hash of the model."""
-    found = Given([], [], [])
+    """Collect the tasks of a transcript; headers hold the hash of the model, except for masked steps."""
+    records = list(records)
+    found = Given([], [], [], _contexts(records))
     asked: dict[tuple[int, str], Header] = {}
     for record in records:
         client = record.client
@@ -61,8 +83,7 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     """Find rounds in which clients that share a model were given different models.
 
     Checks against the signed job (number of models per round, tasks that carry all models) and against the server's own assignments.
-    An algorithm with one model per client has no shared models. Tasks of secure sums hold messages for one client, and their masks
-    cancel only if all clients got the same models. In an asynchronous run the tasks after the last synchronous round
+    An algorithm with one model per client has no shared models. In an asynchronous run the tasks after the last synchronous round
     are participations, which may start from any version.
 
     Args:
@@ -79,11 +100,10 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     algorithm = algorithm_of(protocol)
     groups = _groups(clusters, protocol)
     last = _last_synchronous(found) if algorithm.capabilities.asynchronous else protocol.rounds
-    secure = {kind for kind, step in client_steps(algorithm).items() if kind in STAGES or "boxes" in step.takes}
     sent: dict[tuple[int, str], dict[int, set[str]]] = {}
-    for client, header in found.tasks:
-        if header.blake3 and header.round <= last and header.task not in secure:
-            sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(header.blake3)
+    for client, header, hashed in found.models():
+        if header.round <= last:
+            sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(hashed)
     problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
     for (number, task), models in sorted(sent.items()):
         where = f"round {number} {task}"
@@ -136,6 +156,33 @@ def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, l
         elif line.id not in tasks:
             problems[_other_task(client, line.round, line.kind)] = None
     return list(problems)
+
+
+def _is_masked(header: Header) -> bool:
+    """True for the task of a masked step."""
+    return set(MASKING) <= {name for name, *_ in header.tensors}
+
+
+def _contexts(records: Iterable[Record]) -> dict[tuple[int, str], str]:
+    """Hash of the models of each masked step whose bytes were kept, by client and message id."""
+    found: dict[tuple[int, str], str] = {}
+    for record, header, chunks in merged(_tasks(records)):
+        tensors = tensors_of(header, chunks) if _is_masked(header) else None
+        if record.client is not None and tensors is not None:
+            found[record.client, header.id] = context_of(tensors).hex()
+    return found
+
+
+def _tasks(records: Iterable[Record]) -> Iterator[tuple[Record, Header]]:
+    """Records of tasks and their chunks."""
+    for record in records:
+        if record.direction == "down" and record.client is not None:
+            try:
+                header = decode(record.header)
+            except WireError:
+                continue
+            if header.kind in ("TASK", "CHUNK"):
+                yield record, header
 
 
 def _request(job: str, client: int, task: Header) -> str:

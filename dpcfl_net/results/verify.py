@@ -21,7 +21,7 @@ from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import Slot, for_clients
 from dpcfl_net.results.answers import other_than_announced, other_than_answered
-from dpcfl_net.results.split_models import given, other_than_charged, split_models
+from dpcfl_net.results.split_models import Given, given, other_than_charged, split_models
 from dpcfl_net.results.summary import charges_to, ledger_folder, run_settings
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.keys import client_key
@@ -210,13 +210,23 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
             not foreign,
             foreign[0] if foreign else f"{sum(map(len, debits.values()))} ids of debits are those of tasks",
         ),
-        Check(
-            "models: clients of one cluster were given the same",
-            not split,
-            split[0] if split else f"{len(shown.tasks)} tasks compared",
-        ),
+        Check("models: clients of one cluster were given the same", *_same_models(shown, split)),
         *_contents(folder, records, charged),
     ]
+
+
+def _same_models(shown: Given, split: list[str]) -> tuple[bool | None, str]:
+    """Result and detail of the comparison of models; no result if no task could be compared for want of bytes."""
+    if split:
+        return False, split[0]
+    compared, without = len(shown.models()), shown.without_bytes
+    detail = f"{compared} tasks compared"
+    if without:
+        detail += (
+            f"; of {without} masked steps the transcript keeps no bytes to compare (output.transcript full), and masks of "
+            "different models do not cancel"
+        )
+    return (True if compared or not without else None), detail
 
 
 def _if_before_the_first_round(folder: Path) -> str:

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -277,7 +277,7 @@ def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.nd
         ConfigError: As `header_of`.
     """
     for record, header, chunks in merged((record, header_of(record)) for record in read(path)):
-        yield record, header, _assemble(header, chunks)
+        yield record, header, tensors_of(header, chunks)
 
 
 def merged(records: Iterable[tuple[Record, Header]]) -> Iterator[tuple[Record, Header, list[bytes | None]]]:
@@ -307,7 +307,16 @@ def merged(records: Iterable[tuple[Record, Header]]) -> Iterator[tuple[Record, H
             yield first, whole, chunks
 
 
-def _assemble(header: Header, chunks: list[bytes | None]) -> dict[str, np.ndarray] | None:
+def tensors_of(header: Header, chunks: Sequence[bytes | None]) -> dict[str, np.ndarray] | None:
+    """Read the tensors of a complete message.
+
+    Args:
+        header: Its header.
+        chunks: Its chunks, as `merged` yields them.
+
+    Returns:
+        Name to tensor; None where chunks were not kept or do not fit the header.
+    """
     whole = [chunk for chunk in chunks if chunk is not None]
     if len(whole) < len(chunks) or sum(map(len, whole)) != header.size:  # allocate nothing for missing bytes
         return None

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import rewriting
 import secure_runs
 from chaos_runs import assert_charged_as_planned, chaos, charges, kinds, models, run
 from conftest import dpcfl
 from secure_runs import SAMPLE, STAGES, charged, make, opened, played
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.payload_hash import payload_hash
+from dpcfl_net.core.tensors import buffers, split
+from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
 FOUR = {"dataset": "digits", "clients": [4], "train_per_client": 50, "test_per_client": 20, "shift": "none"}
@@ -254,6 +260,58 @@ def test_the_messages_are_named_as_masked_and_the_claim_holds(networked):
         lines = [line for line in shown.stdout.splitlines() if " RESULT " in line and f" {kind} " in line]
         assert len(lines) == 4
         assert all(content in line for line in lines)
+
+
+def verified(folder: Path) -> dict[str, tuple[bool | None, str]]:
+    """Result and detail of each check of a run."""
+    return {check.what: (check.holds, check.detail) for check in verify_run(folder)}
+
+
+SPLIT = (2, "masked_update")  # round and kind of the task with another model
+SAME_MODELS = "models: clients of one cluster were given the same"
+
+
+def test_verify_names_clients_of_a_sum_that_were_given_different_models(networked, tmp_path):
+    """The server sent client 1 another model in round 2, on record and charged: no other check can notice it."""
+    assert verified(networked)[SAME_MODELS] == (True, "12 tasks compared")
+    folder = Path(shutil.copytree(networked, tmp_path / "split"))
+    sent: dict[str, Any] = {}
+
+    def another_model(bodies: list[rewriting.Body]) -> None:
+        (task,) = [
+            body[4]
+            for body in bodies
+            if body[2:4] == ["down", "client 1"] and body[4]["kind"] == "TASK" and (body[4]["round"], body[4]["task"]) == SPLIT
+        ]
+        (chunk,) = [body for body in bodies if body[4]["kind"] == "CHUNK" and body[4].get("parent") == task["id"]]
+        tensors = split(task["tensors"], chunk[5])
+        tensors["model"] = tensors["model"] + np.float32(1)
+        chunk[5] = b"".join(bytes(buffer) for buffer in buffers(tensors))
+        sent.update(task, blake3=payload_hash(chunk[5]))
+        task["blake3"] = sent["blake3"]
+
+    def charged_for_it(lines: list[dict[str, Any]]) -> None:
+        (line,) = [line for line in lines if (line.get("round"), line.get("kind")) == SPLIT and line["type"] == "debit"]
+        line["id"] = request_id(line["job"], 1, *SPLIT, sent["tensors"], sent["blake3"])
+
+    rewriting.rewrite_transcript(folder, another_model)
+    rewriting.rewrite_ledger(folder, 1, charged_for_it, counter=True)
+    checks = verified(folder)
+    assert [what for what, (holds, _) in checks.items() if holds is False] == [SAME_MODELS]
+    assert checks[SAME_MODELS][1].startswith("round 2 masked_update: 2 different models where the job has 1, clients 0 and 1")
+
+
+def test_verify_claims_no_comparison_of_models_that_the_transcript_does_not_keep(networked, tmp_path):
+    folder = Path(shutil.copytree(networked, tmp_path / "headers"))
+
+    def without_bytes(bodies: list[rewriting.Body]) -> None:
+        for body in bodies:
+            body[5] = None
+
+    rewriting.rewrite_transcript(folder, without_bytes)
+    holds, detail = verified(folder)[SAME_MODELS]
+    assert holds is None
+    assert detail.startswith("0 tasks compared; of 12 masked steps the transcript keeps no bytes")
 
 
 def test_the_page_says_that_the_server_saw_masked_vectors_and_sums(networked):

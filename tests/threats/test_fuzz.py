@@ -173,7 +173,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "a bound on codes": ("flood", message_log, "CODES", 1 << 30),
     "a bound on queued messages": ("flood", channel, "CONTROLS", 1 << 30),
     "records of the right form": ("transcript", transcript, "_well_formed", _yes),
-    "nothing put aside for chunks that are empty": ("transcript", transcript, "_assemble", _put_aside_first),
+    "nothing put aside for chunks that are empty": ("transcript", transcript, "tensors_of", _put_aside_first),
     "the chain of a transcript": ("transcript", transcript.Reader, "_verify", lambda self, found: transcript.Record(*msgpack.unpackb(found[0]))),
     "the operator's signature": ("job", signing, "verify", _yes),
     "the canonical form": ("job", job_reader, "_is_canonical", _yes),
