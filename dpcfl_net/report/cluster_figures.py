@@ -73,8 +73,8 @@ def first_round(view: RunView) -> Figure:
     }
     coloured = ", coloured by true cluster" if known else ""
     caption = (
-        f"One point per client{coloured}{_sampled(len(drawn), len(kinds))}; circles: the server's {first.clusters} components at one and two standard "
-        f"deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
+        f"One point per client{coloured}{_sampled(len(drawn), len(kinds))}; circles: the server's {first.clusters} component{'' if first.clusters == 1 else 's'} at one and "
+        f"two standard deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
         f"MPO {tiny(first.mpo, 2)}.{membership(first)}{hidden(first)}"
     )
     return Figure("first-round", title, caption, {**spec(data, 440, **layout), "aspect": 0.95})
@@ -98,7 +98,7 @@ def candidates(view: RunView) -> Figure:
     """Effective MSS of each number of clusters that was tried."""
     title, first = "Number of clusters", view.first_round
     if first is None or len(first.scores) < 2 or not any(math.isfinite(score) for score in first.scores):
-        why = "the number of clusters was given, not chosen" if first else "no mixture was fitted"
+        why = "the number was given, or the clients are too few for a choice" if first else "no mixture was fitted"
         return Figure("candidates", title, why=why)
     tried = [(count, number(score)) for count, score in zip(first.candidates, first.scores, strict=False)]
     chosen = ["@c0" if count == first.clusters else "@muted" for count, _ in tried]
@@ -121,7 +121,8 @@ def candidates(view: RunView) -> Figure:
         "showlegend": False,
         "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
     }
-    caption = f"Separation of the mixture for each M that was tried; M = {first.clusters} was used (blue)."
+    drawn = " (blue)" if "@c0" in chosen else ", which has no bar"
+    caption = f"Separation of the mixture for each M that was tried; M = {first.clusters} was used{drawn}."
     return Figure("candidates", title, caption, spec(data, 280, **layout))
 
 

@@ -184,7 +184,8 @@ def traffic(view: RunView) -> Figure:
     rows = {at: (number(line.get("bytes_up")), number(line.get("bytes_down"))) for at, line in sorted(view.served.items())}
     most = max((value or 0 for row in rows.values() for value in row), default=0)
     if not most:
-        return Figure("bytes", title, why="the server has counted no bytes yet")
+        none = "all clients ran in one process, without messages" if view.one_process else "the server has counted no bytes yet"
+        return Figure("bytes", title, why=none)
     unit, scale = next((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale)
     data = [
         (_bars if len(rows) <= BARS else _curve)(

@@ -107,7 +107,7 @@ def render(view: RunView, alone: Mapping[int, float] | None = None, served: Serv
 
 
 def _placed(own: list[Figure]) -> list[tuple[Figure, str]]:
-    """Figures with data and their places in two columns: half, wide, or tall beside two halves."""
+    """Figures with data and their places in two columns: half, wide, or tall beside two halves; a square one is never wide."""
     drawn = [figure for figure in own if figure.spec]
     wide = [figure for figure in drawn if figure.key in WIDE or figure.key.startswith("diagnostics")]
     halves = [figure for figure in drawn if figure not in wide]
@@ -115,7 +115,7 @@ def _placed(own: list[Figure]) -> list[tuple[Figure, str]]:
     low = [figure for figure in halves if figure not in square]
     tall = square[:1] if len(square) % 2 and len(low) > 1 else []
     rest = [*low[: 2 * len(tall)], *square[len(tall) :], *low[2 * len(tall) :]]
-    odd = rest[-1:] if len(rest) % 2 else []
+    odd = rest[-1:] if len(rest) % 2 and rest[-1] not in square else []
     sizes = {figure.key: "tall" for figure in tall} | {figure.key: "wide" for figure in [*wide, *odd]}
     order = [*tall, *rest, *wide] if square else drawn
     return [(figure, sizes.get(figure.key, "half")) for figure in order]
@@ -148,9 +148,8 @@ def key_figures(view: RunView) -> list[Pair]:
         ("Minority recovered", yes(final.get("minority_recovered"))),
         ("ARI", plain(final.get("ari"), 3)),
         ("Clusters M", plain(final.get("clusters"))),
-        ("Bytes up", size(view.run.get("bytes_up"))),
-        ("Bytes down", size(view.run.get("bytes_down"))),
     ]
+    pairs += [] if view.one_process else [(f"Bytes {way}", size(view.run.get(f"bytes_{way}"))) for way in ("up", "down")]
     pairs += [(name, tiny(value, 3)) for name, value in mapping(final, "diagnostics").items()]
     return [(label, value) for label, value in pairs if value not in ("–", "not stated")]
 

@@ -114,6 +114,8 @@ def _kinds(view: RunView) -> str:
         key = (str(line.get("direction")), str(line.get("kind")))
         counts[key] += 1
         total[key] += int(number(line.get("bytes")) or 0)
+    if not counts and view.one_process:
+        return "None: all clients ran in one process."
     if not counts:
         return f"{size(view.run.get('bytes_up'))} from the clients, {size(view.run.get('bytes_down'))} to them."
     parts = []

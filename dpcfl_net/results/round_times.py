@@ -178,16 +178,18 @@ def bytes_by_kind(messages: Iterable[JsonLine], served: Iterable[JsonLine]) -> d
 
     Returns:
         Kind to (messages, bytes from the clients, bytes to them) of tasks and results; `control` is the rest of the traffic:
-        headers of chunks, confirmations, heartbeats, handshakes. Empty without counted bytes.
+        headers of chunks, confirmations, heartbeats, handshakes. Empty without counted bytes. Messages of a round that has not
+        ended are left out, since the server counts bytes at the end of a round.
     """
+    lines = list(served)
+    done = max((whole(line.get("round")) or 0 for line in lines), default=0)
     counts: Counter[str] = Counter()
     total: Counter[tuple[str, str]] = Counter()
     for line in messages:
         kind = str(line.get("kind"))
-        if kind in ("TASK", "RESULT"):
+        if kind in ("TASK", "RESULT") and (whole(line.get("round")) or 0) <= done:
             counts[kind] += 1
             total[kind, str(line.get("direction"))] += int(number(line.get("bytes")) or 0)
-    lines = list(served)
     up, down = (sum(int(number(line.get(key)) or 0) for line in lines) for key in ("bytes_up", "bytes_down"))
     if not counts or not up + down:
         return {}

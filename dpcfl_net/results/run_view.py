@@ -112,6 +112,11 @@ class RunView:
         return str(self.run.get("state") or "unknown")
 
     @property
+    def one_process(self) -> bool:
+        """True if all clients ran in the calling process, so that no message was sent."""
+        return mapping(self.config, "runtime").get("federation") == "in-process"
+
+    @property
     def virtual(self) -> bool:
         """True if the times are those of a virtual clock."""
         return any(line.get("clock") == "virtual" for line in self.served.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folder import privacy, true_clusters, write_lines, write_many, write_round, write_run, write_start
+from run_folder import privacy, run_json, true_clusters, write_lines, write_many, write_round, write_run, write_start
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report import cluster_figures, figures
@@ -184,6 +184,46 @@ def test_crashed_run_with_partial_and_damaged_files(tmp_path: Path) -> None:
     for note in ("run.json is damaged", "first_round.npz is damaged", "metrics.jsonl: 3 damaged line(s)", "ends within a line"):
         assert note in text
     assert "no privacy statement" in text
+
+
+def test_a_run_in_one_process_has_no_bytes(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    with (folder / "config.yaml").open("a", encoding="utf-8") as config:
+        config.write("runtime: {federation: in-process}\n")
+    served = {"view": "server", "round": 1, "seconds": 4.0, "bytes_up": 0, "bytes_down": 0}
+    write_lines(folder / "metrics.jsonl", [served, {"view": "observer", "round": 1, "accuracy_mean": 0.5}])
+    (folder / "run.json").write_text(json.dumps(run_json(bytes_up=0, bytes_down=0)), encoding="utf-8")
+    view = read_run(folder)
+    assert not [label for label, _ in key_figures(view) if label.startswith("Bytes")]
+    assert two_views(view)[0][:2] == ("Messages", "None: all clients ran in one process.")
+    assert figures.traffic(view).why == "all clients ran in one process, without messages"
+
+
+def test_one_cluster_that_was_chosen_or_had_no_rival_is_described_as_that(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    with np.load(folder / "first_round.npz") as file:
+        arrays = dict(file)
+    one = {"clusters": 1, "centres": arrays["centres"][:1], "deviations": arrays["deviations"][:1]}
+    np.savez(folder / "first_round.npz", **arrays | one)
+    view = read_run(folder)
+    assert cluster_figures.candidates(view).caption.endswith("M = 1 was used, which has no bar.")
+    assert "the server's 1 component at one and two standard deviations" in cluster_figures.first_round(view).caption
+    np.savez(folder / "first_round.npz", **arrays | one | {"candidates": np.array([2]), "scores": np.array([1.0])})
+    why = cluster_figures.candidates(read_run(folder)).why
+    assert why == "the number was given, or the clients are too few for a choice"
+
+
+def test_a_square_figure_without_a_neighbour_stays_half_as_wide_as_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    with np.load(folder / "first_round.npz") as file:
+        arrays = dict(file)
+    np.savez(folder / "first_round.npz", **arrays | {"candidates": np.array([4]), "scores": np.array([31.4])})
+    lines = [json.loads(line) for line in (folder / "clusters.jsonl").read_text(encoding="utf-8").splitlines()]
+    one = [{**line, "assignment": [0] * len(line["assignment"])} if "assignment" in line else line for line in lines]
+    (folder / "clusters.jsonl").write_text("", encoding="utf-8")
+    write_lines(folder / "clusters.jsonl", one)
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert re.search(r'<figure([^>]*)>(?:(?!<figure).)*id="first-round"', text, flags=re.DOTALL)[1] == ""
 
 
 def test_page_names_clients_that_resemble_no_other(tmp_path: Path) -> None:

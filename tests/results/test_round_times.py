@@ -98,7 +98,13 @@ def test_time_of_clients_is_their_spans_and_the_rest() -> None:
 
 def test_control_bytes_are_the_traffic_besides_tasks_and_results() -> None:
     messages = call(1, 0.0, c0=1.0, c1=2.0)
-    total: Lines = [{"bytes_up": 50, "bytes_down": 120}, {"bytes_up": 40, "bytes_down": 130}]
+    total: Lines = [{"round": 1, "bytes_up": 50, "bytes_down": 120}, {"round": 2, "bytes_up": 40, "bytes_down": 130}]
     assert bytes_by_kind(messages, total) == {"TASK": (2, 0, 200), "RESULT": (2, 60, 0), "control": (0, 30, 50)}
     assert bytes_by_kind(messages, []) == {}
     assert bytes_by_kind([], total) == {}
+
+
+def test_bytes_of_a_round_that_was_stopped_do_not_hide_the_control_traffic() -> None:
+    messages = [*call(1, 0.0, c0=1.0, c1=2.0), *call(2, 3.0, c0=1.0, c1=2.0)]
+    total: Lines = [{"round": 1, "bytes_up": 70, "bytes_down": 210}]
+    assert bytes_by_kind(messages, total) == {"TASK": (2, 0, 200), "RESULT": (2, 60, 0), "control": (0, 10, 10)}
