@@ -52,12 +52,13 @@ class RunRecorder:
             view = tail_progress(self.folder)
         return view
 
-    def write(self, state: str, *, last: bool = False) -> dict[str, Any]:
+    def write(self, state: str, *, last: bool = False, error: str = "") -> dict[str, Any]:
         """Write run.json and return its content.
 
         Args:
             state: "running", "finished", "interrupted" or "failed".
             last: True at the end of the run; the epsilon lines are then written too.
+            error: Message of the failure; empty without one.
 
         Raises:
             OSError: If it cannot be written.
@@ -76,6 +77,8 @@ class RunRecorder:
             devices=self._run.devices(),
             durable=self._durable,
         )
+        if error:
+            self.document["error"] = error
         summary.write_run(self.folder, self.document)
         return self.document
 

@@ -149,9 +149,9 @@ class _Attempt:
             self.display.close()
             self.options.on_failure(failure)
             return "failed", failure
-        except Exception:  # raised by user code in this process; it is passed on unchanged
+        except Exception as error:  # raised by user code in this process; it is passed on unchanged
             if self.recorder is not None:
-                self.recorder.write("failed", last=True)
+                self.recorder.write("failed", last=True, error=f"{type(error).__name__}: {error}")
             raise
         finally:
             self.display.close()
@@ -205,7 +205,7 @@ class _Attempt:
                 raise failure
             return {}, None
         try:
-            document = self.recorder.write(state, last=True)
+            document = self.recorder.write(state, last=True, error="" if failure is None else str(failure))
             personal = self.config.output.personal_models
             models.export_models(self.folder, self.recorder.job, self.config.data.root, personal=personal)
         except OSError as error:

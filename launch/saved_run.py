@@ -1,4 +1,4 @@
-"""A run folder to be resumed: its configuration, its run.json, and the command that resumes it."""
+"""A run folder to be resumed: its configuration and its run.json."""
 
 from __future__ import annotations
 
@@ -71,13 +71,3 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
     if not saved.finished:
         check_runnable(job.protocol)
     return saved
-
-
-def resume_command(folder: Path, *, remote: bool) -> str:
-    """Return the command that resumes a run.
-
-    Args:
-        folder: The run folder.
-        remote: True if its workers are on other hosts.
-    """
-    return f"dpcfl launch --resume {folder} --on ... (with the same options)" if remote else f"dpcfl run --resume {folder}"

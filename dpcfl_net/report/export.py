@@ -20,7 +20,7 @@ from dpcfl_net.report.theme import in_light
 from dpcfl_net.results.models import FOLDER
 from dpcfl_net.results.privacy_statement import statement, statement_text
 from dpcfl_net.results.rounds import RoundMetrics, Tables
-from dpcfl_net.results.run_files import mapping
+from dpcfl_net.results.run_files import mapping, report_command
 from dpcfl_net.results.run_view import RunView, read_run
 
 WIDTH = 760  # of a figure in pixels
@@ -48,7 +48,7 @@ def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
     """
     view, target = read_run(folder), Path(out) if out is not None else RunFolder(folder).export
     if "epsilon" not in (privacy := mapping(view.run, "privacy")):
-        raise ConfigError(f"{folder} has no privacy statement yet; write it with: dpcfl report {folder}")
+        raise ConfigError(f"{folder} has no privacy statement yet; write it with: {report_command(Path(folder))}")
     with naming(target):
         (target / "figures").mkdir(parents=True, exist_ok=True)
     tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)

@@ -16,7 +16,7 @@ from dpcfl_net.report.lead import found_clusters, privacy_facts, result_line
 from dpcfl_net.report.pages import html, numeric_columns
 from dpcfl_net.report.served import Served
 from dpcfl_net.report.server_view import cluster_sizes, two_views
-from dpcfl_net.report.settings import repeat_command, settings, versions
+from dpcfl_net.report.settings import repeat_command, resume, settings, versions
 from dpcfl_net.report.svg.draw import check
 from dpcfl_net.report.time_section import accuracy_over_time, time_of_clients, time_tables
 from dpcfl_net.report.timeline import timeline
@@ -102,6 +102,7 @@ def render(view: RunView, alone: Mapping[int, float] | None = None, served: Serv
         times=[(table, numeric_columns(table)) for table in time_tables(view)],
         settings=settings(view),
         versions=versions(view),
+        resume=resume(view),
         command=repeat_command(view),
     )
 

@@ -1,4 +1,4 @@
-"""Settings and versions of a run, and the command that repeats it."""
+"""Settings and versions of a run, and the commands that resume and repeat it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.results.compare import word
-from dpcfl_net.results.run_files import mapping
+from dpcfl_net.results.run_files import mapping, resume_command
 from dpcfl_net.results.run_view import RunView
 
 Pair = tuple[str, str]
@@ -24,6 +24,14 @@ def settings(view: RunView) -> list[tuple[str, list[Pair]]]:
 def versions(view: RunView) -> list[Pair]:
     """Return the versions of the libraries that the run used."""
     return [(name, str(value)) for name, value in mapping(view.run, "versions").items()]
+
+
+def resume(view: RunView) -> Pair | None:
+    """Return the command that resumes a run that has stopped, and its effect; None for other runs."""
+    if view.state not in ("interrupted", "failed"):
+        return None
+    command = resume_command(view.folder, remote=RunFolder(view.folder).placement.exists())
+    return command, "Continues from the last checkpoint, with the same job and ledgers."
 
 
 def repeat_command(view: RunView) -> Pair:

@@ -13,7 +13,7 @@ from dpcfl_net.core.files import check_fields
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.round_times import Point, accuracy_curve, elapsed_by_round
-from dpcfl_net.results.run_files import JsonLine, JsonlTail, actual_state, mapping, read_mapping, whole
+from dpcfl_net.results.run_files import JsonLine, JsonlTail, actual_state, mapping, read_mapping, resume_command, whole
 from dpcfl_net.results.run_view import is_run, sort_metrics
 
 # Required fields.
@@ -78,7 +78,7 @@ def read_result(folder: Path) -> Result:
         raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}{hint}")
     if run.get("state") != "finished":
         done = f"{actual_state(folder, run)} after {run.get('rounds_done', 0)} rounds"
-        raise ConfigError(f"{folder} is {done}; only finished runs compare: dpcfl run --resume {folder}")
+        raise ConfigError(f"{folder} is {done}; only finished runs compare: {resume_command(folder, remote=False)}")
     check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)
     privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"
     check_fields(privacy, path, {"epsilon": (float,)})

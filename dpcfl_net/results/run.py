@@ -26,6 +26,7 @@ from dpcfl_net.results.models import Models, personal_tensors
 from dpcfl_net.results.number_format import percent
 from dpcfl_net.results.privacy_statement import Statement, statement
 from dpcfl_net.results.rounds import FIGURES, RoundMetrics, Tables
+from dpcfl_net.results.run_files import report_command
 from dpcfl_net.results.run_view import RunView, read_run
 from dpcfl_net.results.verify import Check, verify_run
 
@@ -176,7 +177,7 @@ class RunData:
             ConfigError: If the folder has no run.json yet.
         """
         if "privacy" not in (document := self.document):
-            raise ConfigError(f"{self.path} has no run.json yet; write it with: dpcfl report {self.path}")
+            raise ConfigError(f"{self.path} has no run.json yet; write it with: {report_command(self.path)}")
         return Privacy.of(document["privacy"])
 
     @property

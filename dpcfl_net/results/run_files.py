@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,19 @@ def whole(value: Any) -> int | None:
     """Return a whole number >= 0, else None."""
     found = number(value)
     return int(found) if found is not None and found >= 0 and found == int(found) else None
+
+
+def resume_command(folder: Path, *, remote: bool) -> str:
+    """Return the command that resumes a run.
+
+    Args:
+        folder: The run folder.
+        remote: True if its workers are on other hosts.
+    """
+    word = shlex.quote(str(folder))
+    return f"dpcfl launch --resume {word} --on ... (with the same options)" if remote else f"dpcfl run --resume {word}"
+
+
+def report_command(folder: Path) -> str:
+    """Return the command that writes the report of a run, and its run.json again."""
+    return f"dpcfl report {shlex.quote(str(folder))}"

@@ -33,7 +33,7 @@ from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.privacy.slots import names_for
 from dpcfl_net.results.number_format import at_most, number
-from dpcfl_net.results.run_files import actual_state, mapping
+from dpcfl_net.results.run_files import actual_state, mapping, report_command
 from dpcfl_net.transport.keys import client_key
 
 # Fields of run.json and sections of config.yaml that the program reads.
@@ -224,7 +224,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     try:
         document = read_object(path, RUN_FIELDS) if path.exists() else {}
     except ConfigError as error:
-        raise ConfigError(f"{error}; write it again with: dpcfl report {folder}") from None
+        raise ConfigError(f"{error}; write it again with: {report_command(folder)}") from None
     return {**document, "state": actual_state(folder, document)} if "state" in document else document
 
 

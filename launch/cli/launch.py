@@ -32,6 +32,7 @@ from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Pla
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.running import RunOptions
+from dpcfl_net.results.run_files import resume_command
 
 ENGINES = ("local", "ray", "slurm", "ssh")
 MOST_NAMED = 20  # clients of a host that are listed one by one
@@ -306,7 +307,9 @@ def _read_placement(folder: Path) -> dict[str, Any]:
     """Read placement.json."""
     path = RunFolder(folder).placement
     if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: its workers ran on this machine, use dpcfl run --resume {folder}")
+        raise ConfigError(
+            f"{folder} has no {path.name}: its workers ran on this machine, use {resume_command(folder, remote=False)}"
+        )
     fields: dict[str, tuple[type, ...]] = {"on": (str,), "run": (str,), "placed": (list,)}
     document = read_object(path, fields)
     if not set(fields) <= set(document) or not all(isinstance(name, str) for name in document["placed"]):

@@ -13,8 +13,8 @@ from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import chaos
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.running import DEFAULTS, RunOptions, failed_access, run_in
-from dpcfl_net.launch.saved_run import resume_command
 from dpcfl_net.results import models
+from dpcfl_net.results.run_files import report_command, resume_command
 
 if TYPE_CHECKING:
     from dpcfl_net.launch.cli.screen import PlainLines, Screen
@@ -105,7 +105,7 @@ def _print_files(folder: Path, *, has_report: bool) -> None:
     files = sorted((folder / models.FOLDER).glob("*.safetensors"))
     more = f" and {len(files) - 1} more in this folder" if len(files) > 1 else ""
     print(f"run folder: {folder}")
-    print(f"report:     {RunFolder(folder).report if has_report else f'not written; write it with: dpcfl report {folder}'}")
+    print(f"report:     {RunFolder(folder).report if has_report else f'not written; write it with: {report_command(folder)}'}")
     print(f"models:     {files[0]}{more}" if files else "models:     none; the server of this algorithm has no model")
 
 

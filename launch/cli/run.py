@@ -254,6 +254,8 @@ def report(folder: Path, alone: Path | None = None) -> None:
         devices=before.get("devices", {}),
         durable=summary.flushes(settings.get("runtime", {}), job),
     )
+    if "error" in before:
+        document["error"] = before["error"]
     if state != "running":  # the launcher of a running run writes both, and may have ended the run meanwhile
         summary.write_run(folder, document)
         if settings:

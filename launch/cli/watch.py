@@ -17,8 +17,8 @@ from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch.cli.progress import ENDED, ProgressTail, ProgressView
 from dpcfl_net.launch.cli.screen import PlainLines, Screen, open_screen
-from dpcfl_net.launch.saved_run import resume_command
 from dpcfl_net.results import summary
+from dpcfl_net.results.run_files import report_command, resume_command
 from dpcfl_net.results.run_view import is_run
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _report_end(folder: Path, found: Look, console: Console) -> int:
         return FINISHED
     after = f"after round {view.round}" + (f" of {view.rounds}" if view.rounds else "")
     if found.complete:
-        said = f"{folder} has no launcher; {after} nothing is left to do; write its report with: dpcfl report {folder}"
+        said = f"{folder} has no launcher; {after} nothing is left to do; write its report with: {report_command(folder)}"
         code = FINISHED
     else:
         lock = RunFolder(folder).lock

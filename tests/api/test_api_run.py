@@ -20,6 +20,7 @@ import dpcfl_net as api
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.federation.client import Client
+from dpcfl_net.launch.cli.run import report
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
@@ -219,6 +220,7 @@ def test_a_failure_names_its_folder_and_what_the_library_refuses_is_its_own_erro
     folder = only_run(tmp_path / "out")
     assert note == f"run folder {folder}; resume with dpcfl.resume('{folder}')"
     assert api.open_run(folder).state == "failed"
+    assert api.open_run(folder).document["error"] == str(refused.value)
     with pytest.raises(api.ConfigError, match="is not a run folder"):
         api.resume(tmp_path)
 
@@ -230,7 +232,12 @@ def test_an_error_in_code_that_runs_here_comes_out_with_its_traceback(tmp_path, 
     monkeypatch.setattr(Client, "dpsgd", broken)
     with pytest.raises(IndexError, match="in a client step"):
         api.run(TINY, tmp_path, "in-process", progress=False)
-    assert api.open_run(only_run(tmp_path)).state == "failed"
+    run = api.open_run(only_run(tmp_path))
+    assert (run.state, run.document["error"]) == ("failed", "IndexError: in a client step")
+    report(run.path)
+    assert run.document["error"] in run.path.joinpath("report.html").read_text()
+    monkeypatch.undo()
+    assert "error" not in api.resume(run.path, progress=False).document
 
 
 def test_debug_on_the_command_line_runs_in_that_process(tmp_path):

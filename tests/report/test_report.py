@@ -226,6 +226,15 @@ def test_a_square_figure_without_a_neighbour_stays_half_as_wide_as_the_page(tmp_
     assert re.search(r'<figure([^>]*)>(?:(?!<figure).)*id="first-round"', text, flags=re.DOTALL)[1] == ""
 
 
+def test_page_of_a_failed_run_says_why_and_how_to_resume_it(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "my run", 3, state="failed", error="client 1 <ended> with code -9")
+    text = own_part(write_report(folder))
+    assert '<p class="alert" role="alert">Failed: client 1 &lt;ended&gt; with code -9</p>' in text
+    assert f"<pre>dpcfl run --resume &#39;{folder}&#39;</pre>" in text
+    finished = own_part(write_report(write_run(tmp_path / "finished", 3)))
+    assert not re.findall("Failed:|--resume", finished)
+
+
 def test_page_names_clients_that_resemble_no_other(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 3)
     with np.load(folder / "first_round.npz") as file:
