@@ -101,6 +101,10 @@ class Protocol(FrozenModel):
         joined = all(bounds[k + 1] == bounds[k] + 1 for k in range(0, len(bounds), 2))
         if self.aggregators and not (joined and all(entry.clients for entry in self.aggregators)):
             raise ValueError("aggregators must name groups of clients in order, each client of the roster once")
+        if self.aggregators and self.privacy.trust == "trusted-server":
+            raise ValueError(
+                "aggregators must be empty with trust trusted-server: they would read raw updates, and are not trusted"
+            )
         return self
 
     @model_validator(mode="after")

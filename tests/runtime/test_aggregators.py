@@ -122,6 +122,22 @@ def test_a_protocol_names_each_client_in_one_group(finished):
             Protocol.model_validate({**document, "aggregators": entries})
 
 
+@pytest.mark.parametrize("trust", ["trusted-server", "secure-aggregation"])
+def test_a_signed_job_gives_no_aggregator_what_only_a_trusted_server_or_no_one_may_read(finished, trust):
+    """Clients send to the aggregator that the job names: the job is invalid, whoever signed it and with whatever tool."""
+    document = job_of(finished).protocol.model_dump()
+    document["privacy"] |= {"unit": "client", "trust": trust}
+    if trust == "secure-aggregation":
+        document["privacy"]["secure_aggregation"] = {
+            "threshold": 1.0,
+            "colluders": 0,
+            "neighbours": None,
+            "stage_deadline_s": 0.2,
+        }
+    with pytest.raises(ValidationError, match=f"aggregators must be empty with trust {trust}"):
+        Protocol.model_validate(document)
+
+
 def test_the_groups_decide_the_last_bits_of_a_mean():
     updates = np.random.default_rng(1).normal(size=(40, 500)) * 10.0 ** (np.arange(40) % 12)[:, None]
     found = {}
