@@ -29,7 +29,7 @@ class IFCA:
         self.slot = slot
 
     def assign(self, me: Client, models: np.ndarray) -> int:
-        """Choose s = argmin_j F(theta_j).
+        """Choose the cluster of the lowest score, s = argmin_j F(theta_j).
 
         Args:
             me: The client's data, mechanisms and state.
@@ -38,17 +38,17 @@ class IFCA:
         Returns:
             The cluster, 0 to k - 1.
         """
-        return int(np.argmin(self.losses(me, models)))
+        return int(np.argmin(self.scores(me, models)))
 
-    def losses(self, me: Client, models: np.ndarray) -> np.ndarray:
-        """Compute F(theta_j) of every cluster's model.
+    def scores(self, me: Client, models: np.ndarray) -> np.ndarray:
+        """Score the model of every cluster, the chosen one lowest: F(theta_j).
 
         Args:
             me: The client's data, mechanisms and state.
             models: (shared + k, p) float32.
 
         Returns:
-            Mean losses, (k,) float64.
+            Scores, (k,) float64; here mean losses.
         """
         return me.losses(self.slot, models)
 
@@ -74,11 +74,11 @@ class FeSEM(IFCA):
 
     stateful = True
 
-    def assign(self, me: Client, models: np.ndarray) -> int:
-        """Choose s = argmin_j ||theta_i - theta_j||^2; a client without a model first trains one from the initial parameters."""
+    def scores(self, me: Client, models: np.ndarray) -> np.ndarray:
+        """Compute ||theta_i - theta_j||^2; a client without a model first trains one from the initial parameters."""
         if "model" not in me.state:
             me.state["model"] = me.sgd(self.slot, me.initial_model())
-        return int(np.argmin([np.sum((me.state["model"] - model).astype(np.float64) ** 2) for model in models]))
+        return me.distances(self.slot, me.state["model"], models)
 
     def train(self, me: Client, models: np.ndarray, label: int) -> np.ndarray:
         me.state["model"] = me.sgd(self.slot, models[label])
@@ -93,7 +93,7 @@ class FedCAM(IFCA):
 
     shared = 1
 
-    def losses(self, me: Client, models: np.ndarray) -> np.ndarray:
+    def scores(self, me: Client, models: np.ndarray) -> np.ndarray:
         """Compute F(theta_global + theta_j), where + adds the outputs."""
         return me.losses(self.slot, models[1:], base_model=models[0])
 

@@ -53,7 +53,7 @@ class RROptions(Sampled):
         default=1.0,
         gt=0,
         le=1e6,
-        description="exponential only: loss above a client's smallest one at which scores are clipped",
+        description="exponential only: loss (base fesem: squared distance) above a client's smallest one at which scores are clipped",
     )
 
     @property

@@ -162,14 +162,16 @@ class PublicLabels(ClientLevel):
 
     @on_client(charges=["label"], takes={"models": MODELS}, gives={"losses": LOSSES})
     def name_cluster(self, me: Client, models: np.ndarray) -> Release:
-        """Release the raw loss of every cluster's model, the largest float32 number in place of one that is larger or infinite.
+        """Release the raw score of every cluster's model, the largest float32 number in place of one that is larger or infinite.
+
+        The lowest score is of the cluster that the base method chooses: a loss, or FeSEM's squared distance.
 
         Args:
             me: The client's data and mechanisms.
             models: (M, p) float32.
         """
-        losses = self.base_of("label").losses(me, models)
-        return Release(losses=np.minimum(losses, np.finfo(np.float32).max).astype(np.float32))
+        scores = self.base_of("label").scores(me, models)
+        return Release(losses=np.minimum(scores, np.finfo(np.float32).max).astype(np.float32))
 
     @on_client(charges=["raw"], takes={"models": TensorSpec("f4", ("placed", "p"))}, gives={"update": BLOCK})
     def train_placed(self, me: Client, models: np.ndarray) -> Release:

@@ -31,7 +31,7 @@ class Client:
     """Argument `me` of a client step: mechanisms on private data, and the state that is committed with the release.
 
     Only these methods read the records. `dpsgd`, `select`, `noisy_loss`, `noisy_update` and `noisy_sum` protect their results;
-    `sgd`, `losses`, `lowest_loss` and `validation_loss` do not. Each records the event of the mechanism that ran, and the privacy gate compares
+    `sgd`, `losses`, `lowest_loss`, `distances` and `validation_loss` do not. Each records the event of the mechanism that ran, and the privacy gate compares
     these events with the debit. A slot pays for one call of a mechanism that protects its result, whose randomness follows from the slot's
     name: a second call would draw the same noise, and the difference of both results would have none, so the gate withholds the release.
 
@@ -115,6 +115,20 @@ class Client:
         self._without_guarantee(slot)
         losses: np.ndarray = self._engine.sgd.mean_losses(models, self._data, base_model)
         return losses
+
+    def distances(self, slot: str, own_model: np.ndarray, models: np.ndarray) -> np.ndarray:
+        """Compute the squared distance of each model from one that the client keeps; raw, so epsilon is inf.
+
+        Args:
+            slot: Name of the slot.
+            own_model: (p,) float32, as of `state`.
+            models: (M, p) float32.
+
+        Returns:
+            Squared L2 distances, (M,) float64.
+        """
+        self._without_guarantee(slot)
+        return np.array([np.sum((own_model - model).astype(np.float64) ** 2) for model in models])
 
     def sgd(self, slot: str, model: np.ndarray, **how: Any) -> np.ndarray:
         """Train by plain SGD; raw, so epsilon is inf.
@@ -206,7 +220,7 @@ class Client:
     def masked_update(self, slot: str, contribute: Callable[[], np.ndarray]) -> np.ndarray:
         """Add a vector that protects the whole client to the secure sum: in by a secret coin, clipped, with a share of the noise.
 
-        Inside `contribute` the raw methods (`sgd`, `losses`, `lowest_loss`) may use the slot: what they compute leaves the
+        Inside `contribute` the raw methods (`sgd`, `losses`, `lowest_loss`, `distances`) may use the slot: what they compute leaves the
         client only within the sum.
 
         Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
+from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting.accountant import epsilon
@@ -25,7 +27,7 @@ from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedS
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, lowest_by_exponential_mechanism, randomised_response
-from dpcfl_net.privacy.slots import LabelledCentralSlot
+from dpcfl_net.privacy.slots import LabelledCentralSlot, RawSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
@@ -33,6 +35,7 @@ from dpcfl_net.transport.keys import make_keys
 REPLACED = {"epsilon": 20, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one", "noise": "seeded", "noise_seed": "5eed" * 16}  # fmt: skip
 RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 0.5}
 SELDOM = {**RR, "labels": "randomised-response", "labels_every": 3, "labels_epsilon": 3.0}
+RARE = {**SELDOM, "guarantee": "expected", "sampling": "poisson", "labels_every": 2}
 EACH_SAMPLE = {**RR, "labels": "randomised-response", "labels_epsilon": 1.5}
 ORACLE = {**RR, "base": "oracle", "min_cluster_size": 0, "guarantee": "expected"}
 
@@ -146,10 +149,8 @@ def test_at_every_epsilon_each_label_and_model_can_be_released(most):
         pytest.param(
             {**SELDOM, "labels": "exponential", "base": "fedcam"}, BoundedRangeSelection(3.0, 1), (1, 4), marks=pytest.mark.slow
         ),
-        pytest.param(
-            {**SELDOM, "guarantee": "expected", "sampling": "poisson", "labels_every": 2}, RandomisedResponse(3.0, 2, 1), (3,),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(RARE, RandomisedResponse(3.0, 2, 1), (3,), marks=pytest.mark.slow),
+        pytest.param({**RARE, "base": "fesem"}, RandomisedResponse(3.0, 2, 1), (3,), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_labels_of_all_clients_are_charged_when_they_are_released(tmp_path, algorithm, event, rounds):
@@ -163,6 +164,19 @@ def test_labels_of_all_clients_are_charged_when_they_are_released(tmp_path, algo
     assert epsilon([event for entry in lines for event in entry.events], 1e-2, "replace-one") <= 20
     _, state = Checkpoints(RunFolder(tmp_path / "run").checkpoints).newest()
     assert np.bincount(state.memory["public labels"], minlength=2).min() >= 4  # B = 2 of 6 sampled: 4 of 12
+
+
+@pytest.mark.parametrize(("base", "label"), [("ifca", 0), ("fesem", 1)])
+def test_the_base_method_decides_which_cluster_a_client_names(tmp_path, base, label):
+    """The first model has the lower loss, the second is nearest to the client's own."""
+    job = job_for(tmp_path, {**RARE, "base": base}, adjacency="zero-out")
+    models = np.stack([np.zeros(8, np.float32), np.ones(8, np.float32)])
+    engine = SimpleNamespace(sgd=SimpleNamespace(mean_losses=lambda models, data, base_model: np.array([0.5, 2.0])))
+    charge = Charge(bytes(32), {"label": RawSlot("label")}, None, "zero-out")
+    me = Client(job.protocol, {"model": models[1] * np.float32(0.9)}, engine, None, lambda: None, charge)
+    losses = job.algorithm.name_cluster(me, models).tensors["losses"]
+    assert int(losses.argmin()) == label
+    assert me.ran == [RawSlot("label").event(None, "zero-out")]
 
 
 def test_labels_of_each_sample_are_charged_together_with_its_sums(tmp_path):
