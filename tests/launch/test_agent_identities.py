@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+from agent_reports import reports_of
 
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.launch.placement.agent import Agent
 from dpcfl_net.launch.placement.messages import AgentError, PrepareKeys, PublicKeys, read_report
 from dpcfl_net.transport.identities import read_identity
 
 
-def reports_of(folder, *commands):
-    """What an agent reports until its input ends."""
-    read, write = os.pipe()
-    out, reports = os.pipe()
-    os.write(write, b"".join(command.line() for command in commands))
-    os.close(write)
-    Agent(folder, read, reports).serve()
-    os.close(reports)
-    with os.fdopen(out, "rb") as lines:
-        found = [read_report(line.rstrip(b"\n")) for line in lines]
-    os.close(read)
-    return [report for report in found if isinstance(report, PublicKeys)]
+def keys_of(folder, *commands):
+    """The public keys that an agent reports."""
+    return [report for report in reports_of(folder, *commands) if isinstance(report, PublicKeys)]
 
 
 @pytest.mark.parametrize("identities", [False, True])
 def test_a_host_makes_identities_only_if_it_is_asked(tmp_path, identities):
-    (made,) = reports_of(tmp_path / "run", PrepareKeys(clients=[1, 4], existing=False, identities=identities))
+    (made,) = keys_of(tmp_path / "run", PrepareKeys(clients=[1, 4], existing=False, identities=identities))
     assert sorted(made.keys) == [1, 4]
     assert sorted(made.identities) == ([1, 4] if identities else [])
     for client, public in made.identities.items():
         assert len(read_identity(RunFolder(tmp_path / "run").keys, client, public)) == 32
-    (again,) = reports_of(tmp_path / "run", PrepareKeys(clients=[1, 4], existing=True, identities=identities))
+    (again,) = keys_of(tmp_path / "run", PrepareKeys(clients=[1, 4], existing=True, identities=identities))
     assert again == made
 
 

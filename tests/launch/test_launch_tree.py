@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -19,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from agent_reports import reports_of
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
@@ -30,7 +30,6 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.placement import parents
-from dpcfl_net.launch.placement.agent import Agent
 from dpcfl_net.launch.placement.host_aggregator import HostAggregator
 from dpcfl_net.launch.placement.messages import (
     FILES,
@@ -40,7 +39,6 @@ from dpcfl_net.launch.placement.messages import (
     PrepareKeys,
     PublicKeys,
     StartAggregator,
-    read_report,
 )
 from dpcfl_net.launch.placement.remote import Host
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
@@ -139,22 +137,6 @@ def test_settings_that_do_not_go_with_a_tree_are_refused_before_a_host_is_contac
 
 
 # the agent
-
-
-def reports_of(folder: Path, *commands) -> list:
-    """What an agent reports until its input ends."""
-    read, write = os.pipe()
-    out, reports = os.pipe()
-    os.write(write, b"".join(command.line() for command in commands))
-    os.close(write)
-    try:
-        Agent(folder, read, reports).serve()
-    finally:
-        os.close(reports)
-        os.close(read)
-        with os.fdopen(out, "rb") as lines:
-            found = [read_report(line.rstrip(b"\n")) for line in lines]
-    return found
 
 
 def test_the_aggregators_key_is_apart_from_those_of_the_clients(tmp_path):

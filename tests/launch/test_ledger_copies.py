@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass, field
 
 import pytest
+from agent_reports import reports_of
 
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.experiment.config_schema import RuntimeSettings
-from dpcfl_net.launch.placement.agent import Agent
 from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter, copied_counter, extend_copy
 from dpcfl_net.launch.placement.messages import (
     FILES,
@@ -23,7 +22,6 @@ from dpcfl_net.launch.placement.messages import (
     SetJob,
     StartWorker,
     read_command,
-    read_report,
 )
 from dpcfl_net.launch.placement.remote import Host, HostAgent
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
@@ -125,22 +123,6 @@ def test_a_report_that_leaves_out_lines_is_refused(copy):
     size = (copy / "ledger.jsonl").stat().st_size
     with pytest.raises(Refused, match=f"continues at byte {size + 1}, but the copy has {size}"):
         extend_copy(copy, LedgerUpdate(client=3, at=size + 1, lines="{}\n", counter=""))
-
-
-def reports_of(folder, *commands):
-    """Give commands to an agent; return what it reports until its input ends."""
-    read, write = os.pipe()
-    out, reports = os.pipe()
-    os.write(write, b"".join(command.line() for command in commands))
-    os.close(write)
-    try:
-        Agent(folder, read, reports).serve()
-    finally:
-        os.close(reports)
-        os.close(read)
-        with os.fdopen(out, "rb") as lines:
-            found = [read_report(line.rstrip(b"\n")) for line in lines]
-    return found
 
 
 def test_an_agent_refuses_the_job_before_a_worker_starts(tmp_path, ledger, copy):

@@ -124,7 +124,7 @@ def test_a_protocol_names_each_client_in_one_group(finished):
 
 @pytest.mark.parametrize("trust", ["trusted-server", "secure-aggregation"])
 def test_a_signed_job_gives_no_aggregator_what_only_a_trusted_server_or_no_one_may_read(finished, trust):
-    """Clients send to the aggregator that the job names: the job is invalid, whoever signed it and with whatever tool."""
+    """The statement names no aggregator as a receiver of these answers. No signature makes such a job valid."""
     document = job_of(finished).protocol.model_dump()
     document["privacy"] |= {"unit": "client", "trust": trust}
     if trust == "secure-aggregation":
