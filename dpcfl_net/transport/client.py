@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport.channel import DAMAGED, PASSING, Channel, Stamp, Stream, remember
-from dpcfl_net.transport.guard import DialGuard
+from dpcfl_net.transport.dialed import DialedConnection
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import (
     PHASES,
@@ -35,10 +34,8 @@ from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
 from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join_curve, new_socket, receive, require_safe, send
 
 BATCH = 256  # messages read before queued messages are sent
-HANDSHAKES = 5  # failures in a row after which the server is not the expected one
 HELLO_S = 1.0
 MOST_RESULTS = 2  # without a receipt: that of the last task and one of a task before it, which may be late
-_FAILED = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
 @dataclass(frozen=True)
@@ -152,19 +149,17 @@ class ClientEndpoint:
         self._events: list[ClientEvent] = []
         self._sources: dict[Any, Callable[[], None]] = {}
         self._connected, self._server_boot, self._hellos = False, "", set[str]()
-        self._handshakes, self._handshake_since, self._duplicate_since = 0, 0.0, 0.0
-        self._next_heartbeat = self._next_hello = self._task_begun = 0.0
+        self._next_heartbeat = self._next_hello = self._task_begun = self._duplicate_since = 0.0
         self._clock = AwakeClock()  # a pause of this process does not count as silence of the coordinator
         self._heard = self._clock.now()
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER)
         join_curve(self._socket, link)
-        self._monitor = self._socket.get_monitor_socket()
-        self._curve, self._guard = link.security == "curve", DialGuard()
+        self._curve, self._connection = link.security == "curve", DialedConnection(self._socket, times.handshake_limit_s)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller.register(self._connection.monitor, zmq.POLLIN)
         dial(self._socket, connect)
 
     @property
@@ -192,8 +187,8 @@ class ClientEndpoint:
             due = deadline if self._unacknowledged is None else min(deadline, self._unacknowledged[1])
             wait = max(0.0, min(due - time.monotonic(), 0.02 if blocked else 0.25))
             readable = dict(self._poller.poll(0 if self._events else math.ceil(wait * 1000)))
-            if self._monitor in readable:
-                self._watch()
+            if self._connection.monitor in readable:
+                self._follow()
             if self._socket in readable:
                 self._read()
             woken = [callback for source, callback in list(self._sources.items()) if source in readable]
@@ -267,9 +262,7 @@ class ClientEndpoint:
 
     def close(self, abort: bool = False) -> None:
         """Close the socket; queued messages are sent for up to 5 s unless `abort`."""
-        self._guard.ended()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        self._connection.close()
         self._socket.close(linger=0 if abort else BYE_LINGER_MS)
         if self._own_context:
             self._context.term()
@@ -280,25 +273,12 @@ class ClientEndpoint:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(abort=kind is not None)
 
-    def _watch(self) -> None:
-        """Handle the socket's connection events."""
-        while self._monitor.poll(0):
-            message = recv_monitor_message(self._monitor)
-            event = int(message["event"])
-            if event == zmq.EVENT_CONNECTED:
-                self._guard.connected(int(message["value"]))
-                self._handshake_since = self._handshake_since or time.monotonic()
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._handshakes, self._handshake_since = 0, 0.0
+    def _follow(self) -> None:
+        """Greet on each new connection; after its end nothing can be sent."""
+        for up in self._connection.changes():
+            if up:
                 self._greet()
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                raise Refused("handshake", "the coordinator does not know this worker's key")
-            elif event in _FAILED:
-                self._handshakes += 1
-            elif event == zmq.EVENT_CLOSED:  # no listener: the coordinator is down, which is no failed handshake
-                self._handshakes, self._handshake_since = 0, 0.0
-            elif event == zmq.EVENT_DISCONNECTED:
-                self._guard.ended()
+            else:
                 self._connected = self.welcomed = False
 
     def _greet(self) -> None:
@@ -318,12 +298,10 @@ class ClientEndpoint:
 
     def _tend(self) -> bool:
         """Check limits, send HELLO, heartbeats and repetitions when due; True if the socket refused a message."""
-        if (flood := self._guard.flood()) is not None:
+        if (flood := self._connection.flood()) is not None:
             self._message_log.failed("coordinator", WireError("flood", flood))
+        self._connection.require_handshake()
         now = time.monotonic()
-        stuck = self._handshake_since and now - self._handshake_since > self._times.handshake_limit_s
-        if self._handshakes >= HANDSHAKES or stuck:
-            raise Refused("handshake", "no coordinator with the expected key answers at this address")
         if self._clock.now() - self._heard > self._times.orphan_timeout_s:
             raise RunFailed(f"nothing was heard from the coordinator for {self._times.orphan_timeout_s:g} s")
         if self._connected and not self.welcomed and now >= self._next_hello:
@@ -353,7 +331,7 @@ class ClientEndpoint:
 
     def _read(self) -> None:
         for _ in range(BATCH):
-            arrived = receive(self._socket, curve=self._curve, guard=self._guard)
+            arrived = receive(self._socket, curve=self._curve, guard=self._connection)
             if arrived is None:
                 return
             self._handle(arrived)

@@ -1,4 +1,4 @@
-"""Guards of a socket's connections: they cut those with endless messages; that of a listening socket logs failed handshakes."""
+"""Guard of a listening socket's connections: it cuts those with endless messages and logs failed handshakes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,18 @@ def bytes_on_the_wire(size: int, curve: bool) -> int:
     return body + (_SHORT_HEAD if body <= _SHORT else _LONG_HEAD)
 
 
-class _Connection:
-    """One connection; its descriptor belongs to libzmq."""
+class Connection:
+    """One connection; its descriptor belongs to libzmq.
+
+    Args:
+        fd: The descriptor.
+
+    Attributes:
+        delivered: Bytes that the socket's owner has read, as `bytes_on_the_wire`.
+
+    Raises:
+        OSError: If the connection has ended already.
+    """
 
     def __init__(self, fd: int) -> None:
         self._borrowed = socket.socket(fileno=fd)
@@ -92,7 +102,7 @@ class ConnectionGuard:
     def __init__(self, watched: zmq.Socket, unread_limit: int = UNREAD_LIMIT) -> None:
         self._watched, self._limit = watched, unread_limit
         self._monitor = watched.get_monitor_socket()
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._failures: list[tuple[str, str]] = []
         self._thread = threading.Thread(target=self._run, name="connection-guard", daemon=True)
         self._thread.start()
@@ -151,7 +161,7 @@ class ConnectionGuard:
         if event == zmq.EVENT_ACCEPTED:
             self._forget(value)
             with contextlib.suppress(OSError):  # it has ended already
-                self._connections[value] = _Connection(value)
+                self._connections[value] = Connection(value)
         elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
             self._forget(value)
         elif event in _FAILED:
@@ -171,43 +181,3 @@ class ConnectionGuard:
     def _log(self, code: str, reason: str) -> None:
         if len(self._failures) < 256:
             self._failures.append((code, reason))
-
-
-class DialGuard:
-    """Watches the connection of a socket that connects: a server is trusted no more than a client. Its owner's thread uses it.
-
-    Args:
-        unread_limit: As for ConnectionGuard.
-    """
-
-    def __init__(self, unread_limit: int = UNREAD_LIMIT) -> None:
-        self._limit, self._fd = unread_limit, -1
-        self._connection: _Connection | None = None
-
-    def connected(self, fd: int) -> None:
-        """Watch a new connection.
-
-        Args:
-            fd: Its descriptor.
-        """
-        self.ended()
-        with contextlib.suppress(OSError):  # it has ended already
-            self._fd, self._connection = fd, _Connection(fd)
-
-    def ended(self) -> None:
-        """Give the connection's descriptor back."""
-        if self._connection is not None:
-            self._connection.forget()
-        self._connection = None
-
-    def delivered(self, fd: int, size: int) -> None:
-        """See `ConnectionGuard.delivered`."""
-        if self._connection is not None and fd == self._fd:
-            self._connection.delivered += size
-
-    def flood(self) -> str | None:
-        """Cut the connection and return the reason if too many of its bytes are unread; None if not."""
-        reason = None if self._connection is None else self._connection.flood(self._limit)
-        if reason is not None:
-            self.ended()
-        return reason

@@ -16,7 +16,8 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard, DialGuard, bytes_on_the_wire
+from dpcfl_net.transport.dialed import DialedConnection
+from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard, bytes_on_the_wire
 from dpcfl_net.transport.messages import MAX_FRAME, WireError, plain
 
 DOMAIN = "dpcfl"
@@ -298,7 +299,7 @@ class Arrived(NamedTuple):
 
 
 def receive(
-    made: zmq.Socket, routed: bool = False, curve: bool = False, guard: ConnectionGuard | DialGuard | None = None
+    made: zmq.Socket, routed: bool = False, curve: bool = False, guard: ConnectionGuard | DialedConnection | None = None
 ) -> Arrived | None:
     """Receive the next message without waiting; excess frames are dropped one at a time.
 

@@ -45,8 +45,8 @@ from wire_ends import (
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, new_id
+from dpcfl_net.transport.dialed import DialedConnection
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
-from dpcfl_net.transport.guard import DialGuard
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
@@ -295,7 +295,7 @@ def test_an_endless_message_of_a_coordinator_is_cut(security: str, monkeypatch: 
     ((code, reason),) = failures_of(512)
     assert code == "flood"
     assert 64 <= int(reason.removeprefix("cut a connection with ").split()[0]) < 256
-    monkeypatch.setattr(DialGuard, "flood", lambda self: None)
+    monkeypatch.setattr(DialedConnection, "flood", lambda self: None)
     assert [code for code, _ in failures_of(128)] == ["multipart"]  # all of it was kept until its end
 
 
