@@ -82,10 +82,10 @@ class Unflushed:
 
 
 @contextmanager
-def power(step):
-    """Let the power fail before file operation `step`; yields what was not flushed then."""
+def power(step, lost):
+    """End the process before file operation `step`; `lost` collects what is not flushed then."""
     real = {name: getattr(os, name) for name in ("write", "pwritev", "fsync", "fdatasync", "replace")}
-    lost, count = Unflushed(), itertools.count(1)
+    count = itertools.count(1)
 
     def guarded(name):
         def call(fd, *rest):
@@ -107,24 +107,30 @@ def power(step):
     for name in real:
         setattr(os, name, guarded(name))
     try:
-        yield lost
+        yield
     finally:
         for name, function in real.items():
             setattr(os, name, function)
 
 
-def ask_until_failure(folder, request, fake, step, rng, share, **changes):
-    """One process: open and ask; the power fails at `step`, or once the answer was sent. The answer; None if none was sent."""
+def ask_until_killed(folder, request, fake, step, lost, **changes):
+    """One process: open and ask; it is killed at `step`, or once the answer was sent. The answer; None if none was sent."""
     answer = None
-    with power(step) as lost:
-        with suppress(Crash):
-            ledger, gate = open_gate(folder, durable=True, **changes)
-            try:
-                answer = gate.answer(request, allow, fake)
-            finally:
-                ledger._usable, ledger._journal._dirty = False, False  # the process ends without the flushes of `close`
-                ledger.close()
-        lost.lose(rng, share)
+    with power(step, lost), suppress(Crash):
+        ledger, gate = open_gate(folder, durable=True, **changes)
+        try:
+            answer = gate.answer(request, allow, fake)
+        finally:
+            ledger._usable, ledger._journal._dirty = False, False  # the process ends without the flushes of `close`
+            ledger.close()
+    return answer
+
+
+def ask_until_failure(folder, request, fake, step, rng, share, **changes):
+    """As `ask_until_killed`; what was not flushed is lost."""
+    lost = Unflushed()
+    answer = ask_until_killed(folder, request, fake, step, lost, **changes)
+    lost.lose(rng, share)
     return answer
 
 
@@ -207,6 +213,40 @@ def test_whatever_a_power_failure_loses_an_answer_whose_bits_do_not_repeat_is_lo
         ledger.close()
         computed.add((sent is not None, len(fake.keys)))
     assert computed >= {(False, 2), (True, 1)}
+
+
+def kills_before_a_failure(tmp_path, step_type, rounds, **changes):
+    """Yields as `after_each_failure`: a process is killed at each point, and the power fails while the next one runs, or after it."""
+    before = used_ledger(tmp_path / "before", rounds, step_type)
+    for share, next_step in itertools.product((0.0, 0.5), (None, 3, 6, 9)):
+        for step in itertools.count(1):
+            folder, fake, lost = tmp_path / f"{share} {step} {next_step}", step_type(), Unflushed()
+            shutil.copytree(before, folder)
+            sent = ask_until_killed(folder, task(rounds + 1), fake, step, lost, **changes)
+            again = ask_until_killed(folder, task(rounds + 1), fake, next_step, lost, **changes)
+            lost.lose(random.Random(folder.name), share)
+            yield folder, fake, sent or again
+            shutil.rmtree(folder)
+            if sent is not None:
+                break
+
+
+@pytest.mark.parametrize(
+    ("step_type", "changes"), [(FakeStep, {}), (StatelessStep, {"most_stored": 0})], ids=["stored", "computed again"]
+)
+def test_whatever_a_power_failure_loses_of_a_killed_process_there_is_one_charge_and_one_draw(tmp_path, step_type, changes):
+    """What a killed process wrote without a flush is read by the next one, which must not act upon it before it is durable."""
+    answered = set()
+    for folder, fake, sent in kills_before_a_failure(tmp_path, step_type, 2, **changes):
+        ledger, gate = open_gate(folder, **changes)
+        answer = gate.answer(task(3), allow, fake)
+        assert len(ledger.charges(JOB)) == 3
+        assert len(set(fake.keys)) <= 1
+        if sent is not None and sent.status == "release":
+            assert (answer.status, answer.cached, answer.release) == ("release", True, sent.release)
+        ledger.close()
+        answered.add(sent is not None)
+    assert answered == {True, False}
 
 
 def test_without_a_flush_before_the_data_a_power_failure_draws_twice(tmp_path, monkeypatch):

@@ -44,6 +44,11 @@ class Chain:
     copied: bool
     ahead: bool
 
+    @property
+    def closed(self) -> bool:
+        """True if the process that wrote last has closed the ledger, so that the device holds all of it."""
+        return self.image is not None and 0 < self.image.newest == self.image.synced
+
 
 def read_ledger(folder: Path) -> list[Entry]:
     """Read and verify a ledger, or the operator's copy of one, without its lock and without changing it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpcfl_net.core.atomic import Buffer, replacing, sync_folder, write_all
+from dpcfl_net.core.atomic import Buffer, replacing, sync_file, sync_folder, write_all
 
 
 class Disk:
@@ -38,6 +38,15 @@ class Disk:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for created in reversed(missing):
             self.sync_folder(created.parent)
+
+    def sync_tree(self, folder: Path) -> None:
+        """Flush a folder, its name and all files in it and below, also what a killed process wrote there without a flush."""
+        if self.durable:
+            for parent, _, names in os.walk(folder):
+                for name in names:
+                    sync_file(Path(parent, name))
+                sync_folder(Path(parent))
+            sync_folder(folder.parent)
 
     def write_at(self, fd: int, offset: int, *chunks: Buffer) -> None:
         """Overwrite a part of an open file in place, without a flush."""

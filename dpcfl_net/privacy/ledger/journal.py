@@ -172,6 +172,7 @@ class Journal:
         old, slots = self.image, [b""] * SLOTS
         for number, slot in old.slots.items():
             slots[number % SLOTS] = _slot(slot.note, slot.line, slot.key, slot.answered)
+        old.synced = max(0, old.synced - 1)  # noted lines equal to written ones mean a closed ledger
         head = _head(size).ljust(_SYNCED_AT, b"\0") + _synced(old.synced)
         self._disk.replace(self._path, head.ljust(PAGE, b"\0"), *(slot.ljust(size, b"\0") for slot in slots))
         os.close(self._fd)

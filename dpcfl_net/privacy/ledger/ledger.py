@@ -293,6 +293,8 @@ class Ledger:
             chain = self._created(header)
         else:
             chain = read_chain(self.folder)
+            if not chain.closed:  # a killed process may have left charges and results that the device does not hold yet
+                self._disk.sync_tree(self.folder)
         if chain.entries[0].owner != header.owner:
             raise LedgerError(
                 "ledger-foreign", f"{self.folder / LINES} belongs to {dict(chain.entries[0].owner)}, not to {owner}"
