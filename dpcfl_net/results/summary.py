@@ -18,6 +18,7 @@ from dpcfl_net.core.errors import ConfigError, LedgerError
 from dpcfl_net.core.files import check_fields, read_object
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.job_reader import read_protocol
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.data import cache
@@ -30,6 +31,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.book_claims import Budget
 from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
+from dpcfl_net.privacy.ledger.journal import JOURNAL
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.privacy.slots import names_for
 from dpcfl_net.results.number_format import at_most, number
@@ -366,18 +368,29 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
 def write_epsilon_lines(folder: Path, job: Job) -> None:
     """Append the epsilon spent by each client to metrics.jsonl, for each round that lacks it.
 
+    A client without a charge in a round that the server has finished, as one that was not drawn, has spent what it had before.
+
     In an asynchronous run a ledger's rounds are its client's participations: the line is what is spent now, at the newest version.
     """
     metrics = RunFolder(folder).metrics
     written = max((line["round"] for line in runlog.each(metrics) if "epsilon_spent_by_client" in line), default=0)
+    done = max((line["round"] for line in runlog.each(metrics) if "bytes_up" in line), default=0)
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(metrics)
     if job.algorithm.capabilities.asynchronous:
-        done = max((line["round"] for line in runlog.each(metrics) if "bytes_up" in line), default=0)
-        if done > written:
-            spent = [curve[-1] if curve else 0.0 for curve in curves]
-            lines.write({"view": "server", "round": done, "epsilon_spent_by_client": spent})
-        curves = []
-    for t in range(written, min(map(len, curves), default=0)):
-        lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": [curve[t] for curve in curves]})
+        rounds = range(done, done + (done > written))
+    else:
+        clients = zip(curves, paying_ledgers(folder, job), job.protocol.roster, strict=True)
+        known = [_known_to(curve, where, entry, done) for curve, where, entry in clients]
+        rounds = range(written + 1, min(known, default=0) + 1)
+    for t in rounds:
+        at = None if job.algorithm.capabilities.asynchronous else t
+        spent = [curve[:at][-1] if curve else 0.0 for curve in curves]
+        lines.write({"view": "server", "round": t, "epsilon_spent_by_client": spent})
     lines.close()
+
+
+def _known_to(curve: list[float], where: Path, entry: ClientEntry, done: int) -> int:
+    """Return the last round up to which a client's epsilon is known, at least `done` if its ledger is here and not a copy, which may lag."""
+    complete = (where / JOURNAL).exists() or not (curve or entry.rounds_there(1, done))
+    return max(len(curve), done) if complete else len(curve)

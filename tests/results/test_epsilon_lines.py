@@ -1,0 +1,57 @@
+"""Epsilon by round and client in metrics.jsonl, where clients are not charged in every round."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+
+import pytest
+
+import dpcfl_net as dpcfl
+from dpcfl_net.core import runlog
+from dpcfl_net.launch.cli.run import report
+from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.events.base import read_event
+
+ROUNDS = 4
+SETTINGS = {
+    "name": "uneven", "rounds": ROUNDS, "model": {"name": "linear"}, "local": {"batch_size": 32, "lr": 0.5},
+    "data": {"dataset": "digits", "clients": [5], "train_per_client": 60, "test_per_client": 20, "validation": 0.2},
+    "privacy": {"epsilon": 5, "delta": 1e-4},
+}  # fmt: skip
+DRAWN = {"algorithm": {"name": "em-fdro", "clients_per_round": 1}}
+LEAVES = {"algorithm": {"name": "local"}, "availability": {"clients": {0: [[1, 2]]}}}
+JOINS = {"algorithm": {"name": "global"}, "availability": {"clients": {3: [[ROUNDS, None]]}}}
+
+
+def spent_by(folder, client: int, t: int) -> float:
+    """Epsilon of the charges in a client's ledger up to round t; 0 without any."""
+    path = folder / "ledgers" / f"client_{client:04d}" / "ledger.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    events = [read_event(event) for line in lines if 1 <= line.get("round", 0) <= t for event in line["events"]]
+    return epsilon(events, 1e-4)
+
+
+@pytest.mark.parametrize("changes", [DRAWN, LEAVES, JOINS], ids=["not drawn", "leaves", "joins last"])
+def test_every_round_has_the_epsilon_of_every_client_though_some_are_not_charged_in_it(changes, tmp_path) -> None:
+    run = dpcfl.run({**SETTINGS, **changes}, tmp_path, "in-process", progress=False)
+    lines = [line for line in runlog.read(run.path / "metrics.jsonl") if "epsilon_spent_by_client" in line]
+    found = {line["round"]: line["epsilon_spent_by_client"] for line in lines}
+    assert found == {t: [spent_by(run.path, client, t) for client in range(5)] for t in range(1, ROUNDS + 1)}
+    assert max(found[ROUNDS]) == json.loads((run.path / "run.json").read_text())["privacy"]["epsilon_spent"]
+    run.export(tmp_path / "export")
+    rounds = next(path for path in (tmp_path / "export").rglob("*.csv") if "epsilon_spent" in path.read_text().split("\n")[0])
+    assert all(row["epsilon_spent"] for row in csv.DictReader(rounds.open()))
+
+
+def test_a_copy_of_a_ledger_that_may_lag_behind_its_host_says_nothing_about_later_rounds(tmp_path) -> None:
+    folder = dpcfl.run({**SETTINGS, **LEAVES}, tmp_path, "in-process", progress=False).path
+    ledger, metrics = folder / "ledgers" / "client_0000", folder / "metrics.jsonl"
+    lines = (ledger / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (ledger / "journal").unlink()
+    (ledger / "counter").write_text(f"{len(lines) - 1} {hashlib.sha256(lines[-1]).hexdigest()}\n")
+    kept = [line for line in metrics.read_text().splitlines() if "epsilon_spent_by_client" not in line]
+    metrics.write_text("\n".join(kept) + "\n")
+    report(folder)
+    assert [line["round"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line] == [1, 2]
