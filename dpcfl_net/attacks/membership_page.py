@@ -13,6 +13,7 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.report.figures import axis, colour, spec
 from dpcfl_net.results.attack_results import AttackResult
+from dpcfl_net.results.number_format import at_most
 
 NAME = "membership"
 FEW = 8  # clients below which intervals cover clearly less than 95 %
@@ -88,7 +89,7 @@ def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[flo
         return [*sentences, f"The server receives updates without a guarantee against it{reason}: every rate is possible."]
     secret = ", if the noise were secret" if SEEDED in protocol.unprotected else ""
     sentences.append(
-        f"A client without the record holds another in its place, so the limit is that of replace-one: epsilon {epsilon:.3g} at delta "
+        f"A client without the record holds another in its place, so the limit is that of replace-one: epsilon {at_most(epsilon, 3)} at delta "
         f"{protocol.privacy.delta:g}{secret}. A result below it is no proof of it: dpcfl audit measures a lower bound with canaries."
     )
     if above:
@@ -106,7 +107,9 @@ def _figure(found: Curve, epsilon: float, delta: float) -> dict[str, Any]:
         _trace("chance", [0.0, 1.0], [0.0, 1.0], {"color": "@ink", "width": 1}),
     ]
     if math.isfinite(epsilon):
-        traces.append(_trace(f"limit of epsilon {epsilon:.3g}", line.tolist(), limit, {"color": colour(1), "dash": "dash"}))
+        traces.append(
+            _trace(f"limit of epsilon {at_most(epsilon, 3)}", line.tolist(), limit, {"color": colour(1), "dash": "dash"})
+        )
     layout = {
         "xaxis": axis("false positive rate", range=[0, 1.02]),
         "yaxis": axis("true positive rate", range=[0, 1.02]),

@@ -14,12 +14,15 @@ from dpcfl_net.privacy.events.allocated_gaussian import MOST_BATCHES, AllocatedG
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.results.number_format import at_most
 
 MOST_STEPS, MOST_COUNT = 1_000_000_000, 1_000_000_000
 RECORD, CLIENT = "record", "client"
 SAMPLINGS = ("poisson", "allocation")
 GIVE_A_UNIT = "give --records (privacy of one record of a client) or --clients (privacy of one client)"
 _TITLES = {"poisson": "Poisson sampling", "allocation": "random allocation", "fixed": "samples of fixed size"}
+_OVER_CLIP = "deviation of the noise over the clip norm"
+_OVER_TWICE = "deviation of the noise over twice the clip norm, by which a replaced client moves a sum"
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Question:
 
     Attributes:
         epsilon: Target epsilon; None: `noise_multiplier` is given.
-        noise_multiplier: z; None: `epsilon` is given.
+        noise_multiplier: z; None: `epsilon` is given. Deviation of the noise over the clip norm; with samples of fixed size, for
+            replacement of a client, over twice the clip norm.
         delta: Target delta.
         records: Records of a client; None: client level.
         batch: Expected batch size.
@@ -148,6 +152,11 @@ class Training:
         return math.ceil(self.population / self.sampled)
 
     @property
+    def sensitivity(self) -> int:
+        """Sensitivity of a sum in clip norms, to which the noise multiplier is relative: 2 for a replaced member of a fixed sample."""
+        return 2 if self.sampling == "fixed" else 1
+
+    @property
     def rate(self) -> float:
         """Probability that a given member is in a sample."""
         return 1 / self.batches if self.sampling == "allocation" else self.sampled / self.population
@@ -168,8 +177,9 @@ def answer(asked: Question) -> dict[str, Any]:
         asked: The question.
 
     Returns:
-        unit, adjacency, accountant, delta, target_epsilon (None if not given), noise_multiplier, sampling, sampling_rate, sampled,
-        population, steps, epsilon_zero_out and epsilon_replace_one (None without a guarantee), and notes.
+        unit, adjacency, accountant, delta, target_epsilon (None if not given), noise_multiplier, noise_over_clip (deviation of the noise
+        over the clip norm), sampling, sampling_rate, sampled, population, steps, epsilon_zero_out and epsilon_replace_one (None without
+        a guarantee), and notes.
 
     Raises:
         ConfigError: With every problem of the question.
@@ -197,7 +207,7 @@ def answer(asked: Question) -> dict[str, Any]:
         )
     return {
         "unit": training.unit, "adjacency": adjacency, "accountant": accountant, "delta": delta, "target_epsilon": asked.epsilon,
-        "noise_multiplier": noise, "sampling": training.sampling, "sampling_rate": training.rate,
+        "noise_multiplier": noise, "noise_over_clip": noise * training.sensitivity, "sampling": training.sampling, "sampling_rate": training.rate,
         "sampled": training.sampled, "population": training.population, "steps": training.steps, "steps_described": training.described,
         "epsilon_zero_out": spent["zero-out"], "epsilon_replace_one": spent["replace-one"], "notes": notes,
     }  # fmt: skip
@@ -213,17 +223,17 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["sampling"] == "allocation":
         sampled = f"1 of {_count(round(1 / found['sampling_rate']), 'batch', 'es')} of each epoch"
     mechanism = "DP-SGD" if unit == RECORD else "noisy sums of clipped updates"
-    kind = _TITLES[found["sampling"]]
+    kind, over = _TITLES[found["sampling"]], _OVER_TWICE if found["sampling"] == "fixed" else _OVER_CLIP
     rows = [
         ("protected unit", f"one {unit}; {mechanism}, {kind}"),
-        ("noise multiplier", f"{found['noise_multiplier']:.7g}"),
+        ("noise multiplier", f"{found['noise_multiplier']:.7g} ({over})"),
         ("sampling rate", f"{found['sampling_rate']:.6g} ({sampled})"),
         ("steps", f"{found['steps']:,} ({found['steps_described']})"),
     ]
     for title, key in (("epsilon, zero-out", "epsilon_zero_out"), ("epsilon, replace-one", "epsilon_replace_one")):
         if (value := found[key]) is not None:
-            shown = "inf: no guarantee" if math.isinf(value) else f"{value:.6g}"
-            rows.append((title, f"{shown} at delta {found['delta']:g} ({found['accountant']})"))
+            shown = "inf: no guarantee" if math.isinf(value) else at_most(value, 6)
+            rows.append((title, f"{shown} at delta {at_most(found['delta'], 6)} ({found['accountant']})"))
     width = max(len(title) for title, _ in rows)
     return [*(f"{title:{width}}  {text}" for title, text in rows), *(f"note: {note}" for note in found["notes"])]
 

@@ -15,7 +15,7 @@ from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.launch.placement import local
 from dpcfl_net.privacy.slots import Slot
-from dpcfl_net.results.number_format import duration
+from dpcfl_net.results.number_format import at_most, duration
 
 
 def describe(job: Job, config: Config) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     of_each = " of each client" if found["of_each_client"] else ""
     out = [
         f"{found['name']}: {found['algorithm']}, {found['clients']} clients, {found['rounds']} rounds, model with {found['parameters']:,} parameters",
-        f"privacy: epsilon {found['epsilon']:g}, delta {found['delta']:g}, noise multiplier {z}",
+        f"privacy: epsilon {at_most(found['epsilon'], 6)}, delta {at_most(found['delta'], 6)}, noise multiplier {z}",
         *_slot_lines("each client may release", found["plan"]),
         *_slot_lines(f"the trusted server may publish{of_each}", found["server_plan"]),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from cli_cases import call
@@ -67,6 +68,24 @@ def test_the_table_states_what_was_computed(capsys):
     assert "14 (2 epochs of 7)" in done.out
     assert "replace-one" in done.out
     assert "note: delta is not below 1/200" in done.out
+
+
+def test_the_table_never_shows_a_smaller_epsilon_than_was_computed(capsys):
+    question = ["--noise-multiplier", 0.9234763, "--delta", "1e-4", "--records", 2000, "--batch", 32, "--epochs", 40]
+    found = asked(capsys, *question)
+    shown = re.findall(r"epsilon, .*?  (\S+) at delta", call(capsys, "account", *question).out)
+    for key, text in zip(("epsilon_zero_out", "epsilon_replace_one"), shown, strict=True):
+        assert found[key] <= float(text) <= found[key] * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "clips", "words"), [("zero-out", 1, "over the clip norm"), ("replace-one", 2, "over twice the clip norm")]
+)
+def test_the_noise_multiplier_says_what_it_is_relative_to(capsys, adjacency, clips, words):
+    """A replaced client of a fixed sample moves a sum by 2 C; noise of z C instead of 2 z C would have a much larger epsilon."""
+    question = ["--noise-multiplier", 1.5, *CLIENTS, "--adjacency", adjacency]
+    assert asked(capsys, *question)["noise_over_clip"] == clips * 1.5
+    assert f"1.5 (deviation of the noise {words}" in call(capsys, "account", *question).out
 
 
 def test_a_file_and_the_answer_in_json_share_an_option(capsys):

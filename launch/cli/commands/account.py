@@ -44,7 +44,12 @@ def account(
         float | None, typer.Option(callback=check_epsilon, help="find the noise multiplier for this epsilon")
     ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(callback=_noise, help="find epsilon for this noise multiplier")
+        float | None,
+        typer.Option(
+            callback=_noise,
+            help="find epsilon for this noise multiplier: deviation of the noise over the clip norm, and with --clients and --adjacency "
+            "replace-one over twice the clip norm",
+        ),
     ] = None,
     delta: Annotated[float | None, typer.Option(callback=check_delta, help="delta of epsilon, for example 1e-5")] = None,
     records: Annotated[
