@@ -137,12 +137,15 @@ def _sentences(recording: Recording, own: Curves) -> list[str]:
     if eta is None:
         return ["Each choice is sent raw, so it is the answer for its round.", agreement, updates]
     records = [recording.job.protocol.client(history.client).records for history in recording.histories]
-    many = f"{min(records)}" if min(records) == max(records) else f"{min(records)} to {max(records)}"
+    equal = min(records) == max(records)
+    many = f"{min(records)}" if equal else f"{min(records)} to {max(records)}"
+    least, most = f"{eta * min(records):.4g}", f"{eta * max(records):.4g}"
     return [
         f"Each choice is made by the exponential mechanism with eta = {eta:.4g} per record. This protects one record: a "
         f"secret that one record decides is guessed correctly with probability at most {own.one_record[-1]:.2f} after {count} choices.",
         f"A client's cluster is not such a secret, since all its {many} records contribute to it. Its bound is that of epsilon "
-        f"{eta * min(records):.4g} per choice: {own.at_most[0]:.2f} after one and {own.at_most[-1]:.2f} after {count}. "
+        f"{most if equal else f'{least} to {most}'} per choice: {own.at_most[0]:.2f} after one and {own.at_most[-1]:.2f} after {count}"
+        f"{'' if equal else ', means over the clients'}. "
         f"Expected from the clients' real scores: {own.predicted[0]:.2f} and {own.predicted[-1]:.2f}.",
         agreement,
         updates,

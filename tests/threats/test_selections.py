@@ -188,6 +188,22 @@ def test_the_command_writes_a_result_beside_another_run(recorded, raw_run):
     assert len(written["facts"]["clients_seen"]) == 8
 
 
+def test_the_page_names_the_epsilons_of_clients_with_unequal_records(tmp_path):
+    """The bound is a mean over clients: that of the fewest records alone would be too small a claim for the others."""
+    data = {"dataset": "digits", "clients": [1, 1], "sizes": [40, 200], "test_per_client": 20}
+    model, algorithm = {"name": "linear"}, {"name": "dp-ifca", "clusters": 2}
+    config = write_config(tmp_path / "c", data=data, model=model, algorithm=algorithm, rounds=2)
+    done = dpcfl("run", config, "--out", tmp_path, timeout=400)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = selections.attack(only_run(tmp_path))
+    eta = found.facts["eta"]
+    bounds = [selection_guess.right_after(eta * records, 2, 1)[0] for records in (40, 200)]
+    assert found.facts["at_most"] == pytest.approx([np.mean(bounds)])
+    said = f"that of epsilon {40 * eta:.4g} to {200 * eta:.4g} per choice: {np.mean(bounds):.2f} after one"
+    assert any(said in text for text in found.sentences), found.sentences
+    assert any("means over the clients" in text for text in found.sentences)
+
+
 def test_what_holds_no_choices_says_so(recorded, tmp_path):
     with pytest.raises(ConfigError, match="not a run folder"):
         recorded_choices.read_choices(tmp_path)
