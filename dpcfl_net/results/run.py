@@ -45,7 +45,7 @@ class Privacy:
         unit: "sample" (one training record) or "client" (all data of one client).
         adjacency: "zero-out" or "replace-one".
         trust: "untrusted-server", "trusted-server" or "secure-aggregation".
-        epsilon_spent: Largest epsilon that a client has spent so far; inf without a guarantee.
+        epsilon_spent: Largest epsilon that a client has spent so far; inf without a guarantee, and if charges may be in ledgers elsewhere.
         statement: Headline, alerts, facts, and covered and uncovered items, as text.
         document: The statement in run.json.
     """

@@ -35,7 +35,8 @@ from dpcfl_net.privacy.ledger.journal import JOURNAL
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.privacy.slots import names_for
 from dpcfl_net.results.number_format import at_most, number
-from dpcfl_net.results.run_files import actual_state, mapping, report_command
+from dpcfl_net.results.round_times import client_of
+from dpcfl_net.results.run_files import actual_state, mapping, report_command, whole
 from dpcfl_net.transport.keys import client_key
 
 # Fields of run.json and sections of config.yaml that the program reads.
@@ -139,8 +140,9 @@ def run_document(
         privacy["not_covered"].append(NOT_DURABLE)
     privacy["epsilon_spent"] = None  # unknown while the run goes on; a launcher that is killed leaves this
     if state != "running":
-        spent = max((curve[-1] for curve in epsilon_curves(folder, job) if curve), default=0.0)
-        privacy["epsilon_spent"] = spent if math.isfinite(spent) else None
+        curves = epsilon_curves(folder, job)
+        spent = max((curve[-1] for curve in curves if curve), default=0.0)
+        privacy["epsilon_spent"] = spent if math.isfinite(spent) and not _lacks_charges(folder, job, curves) else None
     if job.protocol.ledger_scope == "dataset" and state != "running":
         privacy["covered"].append(promised_over_runs(folder, job))
     return {
@@ -374,7 +376,7 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
     """
     metrics = RunFolder(folder).metrics
     written = max((line["round"] for line in runlog.each(metrics) if "epsilon_spent_by_client" in line), default=0)
-    done = max((line["round"] for line in runlog.each(metrics) if "bytes_up" in line), default=0)
+    done = _finished_rounds(folder)
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(metrics)
     if job.algorithm.capabilities.asynchronous:
@@ -388,6 +390,25 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
         spent = [curve[:at][-1] if curve else 0.0 for curve in curves]
         lines.write({"view": "server", "round": t, "epsilon_spent_by_client": spent})
     lines.close()
+
+
+def _lacks_charges(folder: Path, job: Job, curves: list[list[float]]) -> bool:
+    """Return True if a client may have charges that no ledger here has: its ledger is elsewhere, or a copy that lags behind its tasks."""
+    ledgers = zip(job.protocol.roster, paying_ledgers(folder, job), curves, strict=True)
+    elsewhere = [(entry, len(curve)) for entry, where, curve in ledgers if not (where / JOURNAL).exists()]
+    if not elsewhere:
+        return False
+    asked: dict[int, int] = {}  # last round of a client's tasks
+    for line in runlog.each(RunFolder(folder).messages):
+        if line.get("kind") == "TASK" and (client := client_of(line.get("peer"))) is not None:
+            asked[client] = max(asked.get(client, 0), whole(line.get("round")) or 0)
+    if asked:
+        return any(asked.get(entry.id, 0) > charged for entry, charged in elsewhere)
+    return any(not charged and entry.rounds_there(1, _finished_rounds(folder)) for entry, charged in elsewhere)
+
+
+def _finished_rounds(folder: Path) -> int:
+    return max((line["round"] for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
 
 
 def _known_to(curve: list[float], where: Path, entry: ClientEntry, done: int) -> int:

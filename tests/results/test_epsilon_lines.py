@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +58,38 @@ def test_a_copy_of_a_ledger_that_may_lag_behind_its_host_says_nothing_about_late
     metrics.write_text("\n".join(kept) + "\n")
     report(folder)
     assert [line["round"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line] == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A finished run in one process, whose ledgers are all in its folder."""
+    settings = {**SETTINGS, "algorithm": {"name": "global"}}
+    return dpcfl.run(settings, tmp_path_factory.mktemp("finished"), "in-process", progress=False).path
+
+
+def spent_after_report(folder: Path) -> float | None:
+    report(folder)
+    return json.loads((folder / "run.json").read_text())["privacy"]["epsilon_spent"]
+
+
+def test_a_run_whose_ledgers_are_elsewhere_does_not_say_that_nothing_was_spent(finished, tmp_path) -> None:
+    whole, bare, part = (Path(shutil.copytree(finished, tmp_path / name)) for name in ("whole", "bare", "part"))
+    shutil.rmtree(bare / "ledgers")
+    shutil.rmtree(part / "ledgers" / "client_0003")
+    assert 4.9 < spent_after_report(whole) <= 5
+    assert (spent_after_report(bare), spent_after_report(part)) == (None, None)
+    assert re.search("of which .* is spent|all of it spent", (whole / "report.html").read_text())
+    assert not re.search("of which .* is spent|all of it spent", (bare / "report.html").read_text())
+
+
+@pytest.mark.parametrize(("last", "known"), [(ROUNDS - 1, True), (ROUNDS, False)])
+def test_a_copy_of_a_ledger_tells_what_was_spent_if_it_holds_the_last_task(finished, tmp_path, last, known) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    ledger = folder / "ledgers" / "client_0001"
+    lines = (ledger / "ledger.jsonl").read_bytes().splitlines(keepends=True)[:-1]
+    (ledger / "ledger.jsonl").write_bytes(b"".join(lines))
+    (ledger / "journal").unlink()
+    (ledger / "counter").write_text(f"{len(lines) - 1} {hashlib.sha256(lines[-1]).hexdigest()}\n")
+    tasks = [{"kind": "TASK", "direction": "down", "peer": "client 1", "round": t} for t in range(1, last + 1)]
+    (folder / "messages.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    assert (spent_after_report(folder) is not None) == known
