@@ -18,7 +18,6 @@ from dpcfl_net.core.errors import ConfigError, LedgerError
 from dpcfl_net.core.files import check_fields, read_object
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.job_reader import read_protocol
-from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.data import cache
@@ -142,7 +141,7 @@ def run_document(
     if state != "running":
         curves = epsilon_curves(folder, job)
         spent = max((curve[-1] for curve in curves if curve), default=0.0)
-        privacy["epsilon_spent"] = spent if math.isfinite(spent) and not _lacks_charges(folder, job, curves) else None
+        privacy["epsilon_spent"] = spent if math.isfinite(spent) and not _lacking(folder, job, curves) else None
     if job.protocol.ledger_scope == "dataset" and state != "running":
         privacy["covered"].append(promised_over_runs(folder, job))
     return {
@@ -382,8 +381,8 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
     if job.algorithm.capabilities.asynchronous:
         rounds = range(done, done + (done > written))
     else:
-        clients = zip(curves, paying_ledgers(folder, job), job.protocol.roster, strict=True)
-        known = [_known_to(curve, where, entry, done) for curve, where, entry in clients]
+        lacking = _lacking(folder, job, curves)
+        known = [len(curve) if client in lacking else max(len(curve), done) for client, curve in enumerate(curves)]
         rounds = range(written + 1, min(known, default=0) + 1)
     for t in rounds:
         at = None if job.algorithm.capabilities.asynchronous else t
@@ -392,26 +391,21 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
     lines.close()
 
 
-def _lacks_charges(folder: Path, job: Job, curves: list[list[float]]) -> bool:
-    """Return True if a client may have charges that no ledger here has: its ledger is elsewhere, or a copy that lags behind its tasks."""
+def _lacking(folder: Path, job: Job, curves: list[list[float]]) -> set[int]:
+    """Find clients that may have charges that no ledger here has: theirs is elsewhere, or a copy that lags behind their tasks."""
     ledgers = zip(job.protocol.roster, paying_ledgers(folder, job), curves, strict=True)
     elsewhere = [(entry, len(curve)) for entry, where, curve in ledgers if not (where / JOURNAL).exists()]
     if not elsewhere:
-        return False
+        return set()
     asked: dict[int, int] = {}  # last round of a client's tasks
     for line in runlog.each(RunFolder(folder).messages):
         if line.get("kind") == "TASK" and (client := client_of(line.get("peer"))) is not None:
             asked[client] = max(asked.get(client, 0), whole(line.get("round")) or 0)
     if asked:
-        return any(asked.get(entry.id, 0) > charged for entry, charged in elsewhere)
-    return any(not charged and entry.rounds_there(1, _finished_rounds(folder)) for entry, charged in elsewhere)
+        return {entry.id for entry, charged in elsewhere if asked.get(entry.id, 0) > charged}
+    done = _finished_rounds(folder)
+    return {entry.id for entry, charged in elsewhere if not charged and entry.rounds_there(1, done)}
 
 
 def _finished_rounds(folder: Path) -> int:
     return max((line["round"] for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
-
-
-def _known_to(curve: list[float], where: Path, entry: ClientEntry, done: int) -> int:
-    """Return the last round up to which a client's epsilon is known, at least `done` if its ledger is here and not a copy, which may lag."""
-    complete = (where / JOURNAL).exists() or not (curve or entry.rounds_there(1, done))
-    return max(len(curve), done) if complete else len(curve)

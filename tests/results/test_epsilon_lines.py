@@ -48,16 +48,26 @@ def test_every_round_has_the_epsilon_of_every_client_though_some_are_not_charged
     assert all(row["epsilon_spent"] for row in csv.DictReader(rounds.open()))
 
 
-def test_a_copy_of_a_ledger_that_may_lag_behind_its_host_says_nothing_about_later_rounds(tmp_path) -> None:
-    folder = dpcfl.run({**SETTINGS, **LEAVES}, tmp_path, "in-process", progress=False).path
-    ledger, metrics = folder / "ledgers" / "client_0000", folder / "metrics.jsonl"
-    lines = (ledger / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+def as_a_copy(folder: Path, client: int, charges: int, last_task: int) -> None:
+    """Leave a copy of a ledger with so many charges in the folder, of a client whose last task was of a later or the same round."""
+    ledger = folder / "ledgers" / f"client_{client:04d}"
+    lines = (ledger / "ledger.jsonl").read_bytes().splitlines(keepends=True)[: charges + 1]
+    (ledger / "ledger.jsonl").write_bytes(b"".join(lines))
     (ledger / "journal").unlink()
-    (ledger / "counter").write_text(f"{len(lines) - 1} {hashlib.sha256(lines[-1]).hexdigest()}\n")
+    (ledger / "counter").write_text(f"{charges} {hashlib.sha256(lines[-1]).hexdigest()}\n")
+    tasks = [{"kind": "TASK", "direction": "down", "peer": f"client {client}", "round": t} for t in range(1, last_task + 1)]
+    (folder / "messages.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+
+@pytest.mark.parametrize(("last_task", "rounds"), [(2, [1, 2, 3, 4]), (3, [1, 2])])
+def test_a_round_waits_for_a_copy_of_a_ledger_that_lags_behind_the_tasks(last_task, rounds, tmp_path) -> None:
+    folder = dpcfl.run({**SETTINGS, **LEAVES}, tmp_path, "in-process", progress=False).path
+    as_a_copy(folder, 0, charges=2, last_task=last_task)
+    metrics = folder / "metrics.jsonl"
     kept = [line for line in metrics.read_text().splitlines() if "epsilon_spent_by_client" not in line]
     metrics.write_text("\n".join(kept) + "\n")
     report(folder)
-    assert [line["round"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line] == [1, 2]
+    assert [line["round"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line] == rounds
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +95,5 @@ def test_a_run_whose_ledgers_are_elsewhere_does_not_say_that_nothing_was_spent(f
 @pytest.mark.parametrize(("last", "known"), [(ROUNDS - 1, True), (ROUNDS, False)])
 def test_a_copy_of_a_ledger_tells_what_was_spent_if_it_holds_the_last_task(finished, tmp_path, last, known) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    ledger = folder / "ledgers" / "client_0001"
-    lines = (ledger / "ledger.jsonl").read_bytes().splitlines(keepends=True)[:-1]
-    (ledger / "ledger.jsonl").write_bytes(b"".join(lines))
-    (ledger / "journal").unlink()
-    (ledger / "counter").write_text(f"{len(lines) - 1} {hashlib.sha256(lines[-1]).hexdigest()}\n")
-    tasks = [{"kind": "TASK", "direction": "down", "peer": "client 1", "round": t} for t in range(1, last + 1)]
-    (folder / "messages.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    as_a_copy(folder, 1, charges=ROUNDS - 1, last_task=last)
     assert (spent_after_report(folder) is not None) == known
