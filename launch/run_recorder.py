@@ -12,6 +12,7 @@ from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.launch import run_kinds
 from dpcfl_net.results import summary
+from dpcfl_net.results.epsilon_spent import write_epsilon_lines
 
 FIRST_EPSILON_S = 1.0  # assumed cost of the first computation of epsilon: a run of seconds computes it at its end only
 STATEMENT_S = 1.0  # how long a stopped run waits for its replace-one epsilon, which a report computes too
@@ -46,7 +47,7 @@ class RunRecorder:
         view = tail_progress(self.folder)
         if view.round > self._epsilon_round and time.monotonic() - self._epsilon_at > 30 * self._epsilon_s:
             start = time.monotonic()
-            summary.write_epsilon_lines(self.folder, self.job)
+            write_epsilon_lines(self.folder, self.job)
             self._epsilon_round, self._epsilon_at = view.round, time.monotonic()
             self._epsilon_s = self._epsilon_at - start
             view = tail_progress(self.folder)
@@ -66,7 +67,7 @@ class RunRecorder:
         if last:
             self._statement.join(None if state == "finished" else STATEMENT_S)
             with contextlib.suppress(OSError):  # a full disk: they follow from the ledgers, and run.json matters more
-                summary.write_epsilon_lines(self.folder, self.job)
+                write_epsilon_lines(self.folder, self.job)
         self.document = summary.run_document(
             self.folder,
             self.job,

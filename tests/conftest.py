@@ -129,7 +129,7 @@ def only_run(out: Path) -> Path:
 def charged_by_round(folder, job, client):
     """The charges of a run to a client, in the ledger that is charged for it: (round, events) in order."""
     from dpcfl_net.privacy.ledger.chain import read_ledger
-    from dpcfl_net.results.summary import charges_to, paying_ledger
+    from dpcfl_net.results.epsilon_spent import charges_to, paying_ledger
 
     return charges_to(read_ledger(paying_ledger(folder, job, client)), job, client)
 

@@ -22,7 +22,7 @@ from dpcfl_net.data.partition import DataSettings, open_set
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.privacy.ledger.ledger import read_state
-from dpcfl_net.results.summary import ledger_folder
+from dpcfl_net.results.epsilon_spent import ledger_folder
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.results import summary
+from dpcfl_net.results.epsilon_spent import charges_to, paying_ledger
 from dpcfl_net.results.models import Models, personal_tensors
 from dpcfl_net.results.number_format import percent
 from dpcfl_net.results.privacy_statement import Statement, statement
@@ -261,14 +262,14 @@ class RunData:
         roster = [entry.id for entry in self.job.protocol.roster]
         if client not in roster:
             raise ConfigError(f"client is {client}: must be 0 to {len(roster) - 1}")
-        where = summary.paying_ledger(self.path, self.job, client)
+        where = paying_ledger(self.path, self.job, client)
         if not where.is_dir():
             raise ConfigError(f"client {client} has no ledger in {self.path}: it is on the client's machine")
         return read_ledger(where)
 
     def events(self, client: int) -> list[Event]:
         """The mechanisms that a client's ledger was charged for, for `dpcfl.account`; errors as `ledger`."""
-        return [event for _, events in summary.charges_to(self.ledger(client), self.job, client) for event in events]
+        return [event for _, events in charges_to(self.ledger(client), self.job, client) for event in events]
 
     @property
     def transcript(self) -> Transcript:

@@ -21,8 +21,9 @@ from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import Slot, for_clients
 from dpcfl_net.results.answers import other_than_announced, other_than_answered
+from dpcfl_net.results.epsilon_spent import charges_to, ledger_folder
 from dpcfl_net.results.split_models import Given, given, other_than_charged, split_models
-from dpcfl_net.results.summary import charges_to, ledger_folder, run_settings
+from dpcfl_net.results.summary import run_settings
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.messages import decode

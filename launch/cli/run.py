@@ -25,6 +25,7 @@ from dpcfl_net.launch.placement.placements import Placement
 from dpcfl_net.launch.running import RunOptions
 from dpcfl_net.launch.saved_run import SavedRun, read_saved_run
 from dpcfl_net.results import summary
+from dpcfl_net.results.epsilon_spent import write_epsilon_lines
 from dpcfl_net.transport.identities import make_all_identities
 from dpcfl_net.transport.keys import make_keys
 
@@ -239,7 +240,7 @@ def report(folder: Path, alone: Path | None = None) -> None:
     before = _before(folder)
     for damage in summary.damages(folder, job):
         print(f"warning: {damage}")
-    summary.write_epsilon_lines(folder, job)
+    write_epsilon_lines(folder, job)
     done = max((line.get("round", 0) for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
     replace_one = before.get("privacy", {}).get("epsilon_replace_one") or replace_one_epsilon(job.protocol)

@@ -26,7 +26,7 @@ from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.privacy.accounting import accountant
-from dpcfl_net.results import summary
+from dpcfl_net.results import epsilon_spent
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
@@ -188,8 +188,8 @@ def test_what_whole_runs_of_one_plan_spend_is_computed_once_on_a_host(private_ru
     monkeypatch.setattr(accountant, "epsilon_by_prefix", lambda *question: asked.append(question) or real(*question))
     found = []
     for _ in range(2):
-        summary._curve.cache_clear()  # as in another process
-        found.append(summary.epsilon_curves(private_run, job))
+        epsilon_spent._curve.cache_clear()  # as in another process
+        found.append(epsilon_spent.epsilon_curves(private_run, job))
     assert len(asked) == len({tuple(map(tuple, groups)) for groups, *_ in asked}) == 1
     assert found[0] == found[1]
     written = [

@@ -27,7 +27,7 @@ from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, Slot
-from dpcfl_net.results.summary import ledger_folder
+from dpcfl_net.results.epsilon_spent import ledger_folder
 from dpcfl_net.transport import transcript
 
 

@@ -1,0 +1,174 @@
+"""Epsilon that clients have spent, from the charges in their ledgers: by round, and as lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.signed_settings import PrivacyTarget
+from dpcfl_net.data import cache
+from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER
+from dpcfl_net.privacy.accounting.cache import cached, cost
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
+from dpcfl_net.privacy.ledger.entries import Entry
+from dpcfl_net.privacy.ledger.journal import JOURNAL
+from dpcfl_net.privacy.slots import names_for
+from dpcfl_net.results.round_times import client_of
+from dpcfl_net.results.run_files import whole
+from dpcfl_net.transport.keys import client_key
+
+
+def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[int, list[Event]]]:
+    """List the charges of a job to a client; those of a trusted server to all clients, and to this client alone.
+
+    Args:
+        entries: Lines of the ledger that is charged for the client.
+        job: The job.
+        client: Client id.
+
+    Returns:
+        (round, events) in order.
+    """
+    own = digest(job.protocol)
+    lines = [(entry.round, list(zip(entry.slots, entry.events, strict=True))) for entry in entries if entry.job == own]
+    if job.algorithm.capabilities.participations:
+        names = names_for(job.algorithm.central_plan(), client)
+        lines = [(t, [pair for pair in pairs if pair[0] in names]) for t, pairs in lines]
+    return [(t, [event for _, event in pairs]) for t, pairs in lines if pairs]
+
+
+def paying_ledgers(folder: Path, job: Job) -> list[Path]:
+    """Return the ledger folder of `paying_ledger` of each client, in client order."""
+    files, roster = RunFolder(folder), job.protocol.roster
+    if job.protocol.privacy.trust == "trusted-server":
+        return [files.ledger(CENTRAL_SERVER)] * len(roster)
+    return [files.ledger(client_key(entry.id)) for entry in roster]
+
+
+def paying_ledger(folder: Path, job: Job, client: int) -> Path:
+    """Return the ledger folder with a client's epsilon: its own, or the trusted server's."""
+    if job.protocol.privacy.trust == "trusted-server":
+        return RunFolder(folder).ledger(CENTRAL_SERVER)
+    return ledger_folder(folder, client)
+
+
+def ledger_folder(folder: Path, client: int) -> Path:
+    """Return the folder of a client's ledger of this run."""
+    return RunFolder(folder).ledger(client_key(client))
+
+
+def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
+    """Compute each client's epsilon after each charged round.
+
+    Returns:
+        One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger.
+    """
+    lines: dict[Path, list[Entry] | None] = {}
+    curves: dict[tuple[Path, int], list[float]] = {}
+    separate = job.algorithm.capabilities.participations > 0  # one ledger with separate charges to each client
+    ledgers = zip(paying_ledgers(folder, job), job.protocol.roster, strict=True)
+    payers = [(where, entry.id if separate else 0, entry.id) for where, entry in ledgers]
+    for where, payer, client in payers:
+        if where not in lines:
+            lines[where] = _whole_lines(where)
+        if (where, payer) not in curves:
+            entries = lines[where]  # if damaged, the worker refuses to start, and the epsilon spent is unknown
+            curves[where, payer] = [math.inf] if entries is None else _charged_curve(charges_to(entries, job, client), job)
+    return [curves[where, payer] for where, payer, _ in payers]
+
+
+def _whole_lines(where: Path) -> list[Entry] | None:
+    """Lines of a ledger; empty without a ledger, None if it is damaged."""
+    if not (where / LINES).exists():
+        return []
+    try:
+        return read_ledger(where)
+    except LedgerError:
+        return None
+
+
+def _charged_curve(charges: list[tuple[int, list[Event]]], job: Job) -> list[float]:
+    """Epsilon after each charged round; of an asynchronous run with a trusted server, after each participation."""
+    groups: dict[int, list[Event]] = {}
+    for t, events in charges:
+        groups.setdefault(t, []).extend(events)
+    rounds = groups if job.algorithm.capabilities.participations else range(1, max(groups, default=0) + 1)
+    charged = tuple(tuple(groups.get(t, ())) for t in rounds)
+    if not charged or job.protocol.privacy.noise == "seeded":
+        return [math.inf] * len(charged)
+    accounted = job.protocol.privacy.model_copy(update={"delta": job.protocol.accounted_delta})
+    return list(_curve(charged, job.protocol.rounds, accounted))
+
+
+@lru_cache(maxsize=256)
+def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: PrivacyTarget) -> list[float]:
+    """Epsilon after each round; kept for whole runs, since runs that differ in the seed share it."""
+    from dpcfl_net.privacy.accounting.accountant import epsilon_by_prefix
+
+    def computed() -> list[float]:
+        return epsilon_by_prefix(charged, privacy.delta, privacy.adjacency, privacy.accountant)
+
+    if len(charged) < rounds:
+        return computed()
+    questions = [cost(events, privacy.delta, privacy.adjacency, privacy.accountant) for events in charged]
+    found: list[float] = cached(cache.folder() / "claims", {"by_round": questions}, computed)
+    return found
+
+
+def write_epsilon_lines(folder: Path, job: Job) -> None:
+    """Append the epsilon spent by each client to metrics.jsonl, for each round that lacks it.
+
+    A client without a charge in a round that the server has finished, as one that was not drawn, has spent what it had before.
+
+    In an asynchronous run a ledger's rounds are its client's participations: the line is what is spent now, at the newest version.
+    """
+    metrics = RunFolder(folder).metrics
+    written = max((line["round"] for line in runlog.each(metrics) if "epsilon_spent_by_client" in line), default=0)
+    done = _finished_rounds(folder)
+    curves = epsilon_curves(folder, job)
+    lines = runlog.Lines(metrics)
+    if job.algorithm.capabilities.asynchronous:
+        rounds = range(done, done + (done > written))
+    else:
+        lacking = clients_that_lack_charges(folder, job, curves)
+        known = [len(curve) if client in lacking else max(len(curve), done) for client, curve in enumerate(curves)]
+        rounds = range(written + 1, min(known, default=0) + 1)
+    for t in rounds:
+        at = None if job.algorithm.capabilities.asynchronous else t
+        spent = [curve[:at][-1] if curve else 0.0 for curve in curves]
+        lines.write({"view": "server", "round": t, "epsilon_spent_by_client": spent})
+    lines.close()
+
+
+def clients_that_lack_charges(folder: Path, job: Job, curves: list[list[float]]) -> set[int]:
+    """Find clients that may have charges that no ledger here has: theirs is elsewhere, or a copy that lags behind their tasks.
+
+    Args:
+        folder: Run folder.
+        job: Its job.
+        curves: `epsilon_curves` of both.
+    """
+    ledgers = zip(job.protocol.roster, paying_ledgers(folder, job), curves, strict=True)
+    elsewhere = [(entry, len(curve)) for entry, where, curve in ledgers if not (where / JOURNAL).exists()]
+    if not elsewhere:
+        return set()
+    asked: dict[int, int] = {}  # last round of a client's tasks
+    for line in runlog.each(RunFolder(folder).messages):
+        if line.get("kind") == "TASK" and (client := client_of(line.get("peer"))) is not None:
+            asked[client] = max(asked.get(client, 0), whole(line.get("round")) or 0)
+    if asked:
+        return {entry.id for entry, charged in elsewhere if asked.get(entry.id, 0) > charged}
+    done = _finished_rounds(folder)
+    return {entry.id for entry, charged in elsewhere if not charged and entry.rounds_there(1, done)}
+
+
+def _finished_rounds(folder: Path) -> int:
+    return max((line["round"] for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
