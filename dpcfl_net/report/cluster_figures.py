@@ -142,7 +142,7 @@ def assignments(view: RunView) -> Figure:
         every = -(-len(rounds) // ROUNDS)
         rounds = rounds[::-1][::every][::-1]
         order = sample(order, [true[client] if client < len(true) else 0 for client in order], ROWS)
-        part = f" {len(order)} of {view.clients:,} clients, evenly from each true cluster."
+        part = f" {len(order)} of {view.clients:,} clients{', evenly from each true cluster' if true else ''}."
         part += f" Every {every} rounds." if every > 1 else ""
     cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
     names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
@@ -173,9 +173,8 @@ def assignments(view: RunView) -> Figure:
         ticktext=names[::every],
     )
     blank = " Blank: the client has not joined yet, so it has none." if None in found else ""
-    caption = (
-        f"{_phases(view, rounds)}A cluster has the colour of the true cluster with which it shares most clients.{part}{blank}"
-    )
+    colours = "A cluster has the colour of the true cluster with which it shares most clients." if true else ""
+    caption = f"{_phases(view, rounds)}{colours}{part}{blank}".strip()
     return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
 
 

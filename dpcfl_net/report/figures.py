@@ -126,7 +126,8 @@ def accuracy(view: RunView) -> Figure:
     lines = [view.observed[at] for at in rounds]
     by_cluster = [numbers(line, "accuracy_by_cluster") for line in lines]
     data = []
-    for index in range(max(map(len, by_cluster))):
+    clusters = max(map(len, by_cluster))
+    for index in range(clusters if view.true_clusters or clusters > 1 else 0):  # one of all clients repeats the mean
         values = [percentage(row[index]) if index < len(row) else None for row in by_cluster]
         style = {"color": colour(index), "width": 2, "dash": DASHES[index // COLOURS % len(DASHES)]}
         data.append(round_line(true_name(view, index), rounds, values, style, SYMBOLS[index % len(SYMBOLS)]))

@@ -62,8 +62,9 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     """Return (subject, what the server saw, what only the experimenter sees)."""
     served, last = list(view.served.values()), view.observed[max(view.observed)] if view.observed else {}
     true = view.true_clusters
-    truth = "/".join(str(count) for count in sizes(true).values()) if true else "not kept in this folder"
-    agreement = view.agreement[max(view.agreement)] if view.agreement else {}
+    unknown = "unknown" if view.experiment else "not kept in this folder"
+    truth = "/".join(str(count) for count in sizes(true).values()) if true else unknown
+    agreement = view.agreement[max(view.agreement)] if true and view.agreement else {}
     judged = f"; agreement with the server's clusters (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
     seconds = [found for line in served if (found := number(line.get("seconds"))) is not None]
     clock = " of virtual time" if view.virtual else ""

@@ -114,7 +114,7 @@ class RunView:
     @property
     def one_process(self) -> bool:
         """True if all clients ran in the calling process, so that no message was sent."""
-        return mapping(self.config, "runtime").get("federation") == "in-process"
+        return in_one_process(self.config)
 
     @property
     def virtual(self) -> bool:
@@ -140,6 +140,11 @@ class RunView:
         tables += [listed(line, "assignment") for line in self.grouping.values()]
         tables += [listed(line, "accuracy_by_client") for line in self.observed.values()]
         return max(roster_size(self.protocol), *map(len, tables))
+
+
+def in_one_process(config: JsonLine) -> bool:
+    """True if all clients of a resolved configuration run in the calling process, without workers and messages."""
+    return mapping(config, "runtime").get("federation") == "in-process"
 
 
 def roster_size(protocol: JsonLine) -> int:
@@ -244,9 +249,15 @@ def sort_clusters(lines: Iterable[JsonLine], grouping: dict[int, JsonLine], agre
 
 
 def true_clusters(experiment: JsonLine) -> list[int]:
-    """Return the true cluster of each client from experiment.json; empty if one is not a whole number."""
+    """Return the true cluster of each client from experiment.json; empty if unknown or not a whole number.
+
+    Label skew, speaking roles, and clients that the records name make one cluster, which does not say how clients differ.
+    """
     found = [whole(item) for item in listed(experiment, "true_clusters")]
-    return [item for item in found if item is not None] if None not in found else []
+    partition = mapping(experiment, "data").get("partition", "equal")
+    if None in found or (len(set(found)) == 1 and partition != "equal"):
+        return []
+    return [item for item in found if item is not None]
 
 
 def sizes(clusters: Sequence[int]) -> dict[int, int]:

@@ -15,9 +15,10 @@ from dpcfl_net.launch.cli.phases import Workers
 from dpcfl_net.launch.preparation import read_step
 from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
-from dpcfl_net.results.run_view import letter, roster_size, sizes, sort_clusters, sort_metrics, true_clusters
+from dpcfl_net.results.run_view import in_one_process, letter, roster_size, sizes, sort_clusters, sort_metrics, true_clusters
 
 ENDED, DEAD = ("finished", "interrupted", "failed"), "dead"  # states in run.json, and that of a run whose processes are gone
+ALL_CLIENTS = "all clients"  # the row of a run whose true clusters are unknown
 NAMED, GROUPS = 10, 12
 RECENT = 10  # rounds whose mean time is the expected time of a round
 PAUSE_SLACK_S = 600.0  # a pause lasts longer while a client computes; a crash in it leaves no end
@@ -43,9 +44,9 @@ class ProgressView:
         started: Start of the run, in seconds since the Unix epoch.
         wall_s: Duration of a run that has ended, in seconds; None while it runs.
         seconds_left: Expected remaining seconds.
-        clusters: For each true cluster: label, clients, accuracy in [0, 1], change since the previous round.
+        clusters: For each true cluster, or for all clients: label, clients, accuracy in [0, 1], change since the previous round.
         grouping: Sizes of the server's clusters.
-        workers: Phase of each client.
+        workers: Phase of each client's worker; empty if all clients run in one process.
         pause: Message of the pause below the quorum that the run is in; empty if it is in none.
         warnings: All warnings so far.
         lines: One line per finished round so far.
@@ -140,7 +141,8 @@ class ProgressTail:
         run, protocol, experiment = (self._mapping(path) for path in (files.run, files.protocol, files.experiment))
         self._read()
         privacy = mapping(run, "privacy")
-        rounds = whole(protocol.get("rounds")) or whole(self._mapping(files.config).get("rounds"))
+        config = self._mapping(files.config)
+        rounds = whole(protocol.get("rounds")) or whole(config.get("rounds"))
         view = ProgressView(
             name=str(run.get("name") or protocol.get("name") or self.folder.name),
             algorithm=str(run.get("algorithm") or protocol.get("algorithm") or ""),
@@ -161,7 +163,8 @@ class ProgressTail:
         true = true_clusters(experiment)
         clients = len(true) or roster_size(protocol)
         view.clusters, view.grouping = self._rows(true, clients), self._groups(view.round)
-        view.workers, view.seconds_left = self._workers.phases(clients), self._left(view)
+        view.workers = [] if in_one_process(config) else self._workers.phases(clients)
+        view.seconds_left = self._left(view)
         self._finish_rounds(view)
         view.lines = list(self._lines)
         return view
@@ -211,7 +214,7 @@ class ProgressTail:
     def _rows(self, true: list[int], clients: int) -> list[Row]:
         lines = [self._observed[at] for at in sorted(self._observed)[-2:]]
         if not true:
-            return [_row("all clients", clients, [number(line.get("accuracy_mean")) for line in lines])] if lines else []
+            return [_row(ALL_CLIENTS, clients, [number(line.get("accuracy_mean")) for line in lines])] if lines else []
         by_cluster, smallest = [numbers(line, "accuracy_by_cluster") for line in lines], minority(true)
         return [
             _row(

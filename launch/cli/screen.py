@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpcfl_net.launch.cli.phases import AWAY, GONE, SENDING, TRAINING, WAITING
-from dpcfl_net.launch.cli.progress import DEAD, ENDED, ProgressTail, ProgressView, tail_progress
+from dpcfl_net.launch.cli.progress import ALL_CLIENTS, DEAD, ENDED, ProgressTail, ProgressView, tail_progress
 from dpcfl_net.launch.cli.steps import StepsLive, draw_steps, printable
 from dpcfl_net.launch.preparation import Steps, listed
 from dpcfl_net.results.number_format import at_most, duration, number, percent, yes
@@ -137,7 +137,7 @@ class Screen:
             parts.append(_clusters(view))
         if view.grouping:
             parts.append(Text(f"the server's groups: {view.grouping}", style="dim"))
-        if view.workers and view.round == view.rounds and view.state not in (*ENDED, DEAD):
+        if view.round and view.round == view.rounds and view.state not in (*ENDED, DEAD):
             parts.append(Text("all rounds are done; models and report are being written", style="dim"))
         elif view.workers and view.state not in (*ENDED, DEAD):
             parts += [Text(), self._workers(view.workers)]
@@ -307,8 +307,9 @@ def _print_trimmed(console: Console, table: RenderableType) -> None:
 
 def _clusters(view: ProgressView) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for title in ("true cluster", "clients", "accuracy", "change"):
-        table.add_column(title, justify="left" if title == "true cluster" else "right")
+    first = "" if view.clusters[0][0] == ALL_CLIENTS else "true cluster"
+    for title in (first, "clients", "accuracy", "change"):
+        table.add_column(title, justify="left" if title == first else "right")
     for label, clients, accuracy, change in view.clusters[:ROWS]:
         table.add_row(printable(label), str(clients), percent(accuracy), "" if change is None else f"{100 * change:+.1f}")
     if len(view.clusters) > ROWS:

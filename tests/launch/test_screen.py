@@ -101,6 +101,27 @@ def test_many_workers_and_clusters_stay_small() -> None:
     assert "and 88 more" in drawn(view)
 
 
+def test_a_run_in_one_process_has_no_workers(tmp_path: Path) -> None:
+    tail = run_some(tmp_path / "run", 3)
+    (tmp_path / "run" / "messages.jsonl").write_text("", encoding="utf-8")
+    assert "21 away" in drawn(tail.view())
+    with (tmp_path / "run" / "config.yaml").open("a", encoding="utf-8") as config:
+        config.write("runtime: {federation: in-process}\n")
+    view = tail.view()
+    assert view.workers == []
+    assert "away" not in drawn(view)
+    assert "all rounds are done" in drawn(replace(view, round=40))
+
+
+def test_clients_whose_clusters_are_unknown_are_one_row(tmp_path: Path) -> None:
+    tail = run_some(tmp_path / "run", 3)
+    data = {"clients": [21], "shift": "none", "partition": "natural"}
+    (tmp_path / "run" / "experiment.json").write_text(json.dumps({"true_clusters": [0] * 21, "data": data}), encoding="utf-8")
+    screen = drawn(tail.view())
+    assert "all clients" in screen
+    assert "true cluster" not in screen
+
+
 def test_workers_that_leave_after_the_last_round_are_not_shown() -> None:
     view = ProgressView(workers=["away"] * 4, round=3, rounds=3, state="running")
     assert "all rounds are done" in drawn(view)

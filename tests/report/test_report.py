@@ -199,6 +199,34 @@ def test_a_run_in_one_process_has_no_bytes(tmp_path: Path) -> None:
     assert figures.traffic(view).why == "all clients ran in one process, without messages"
 
 
+@pytest.mark.parametrize("data", [{"partition": "natural"}, {"partition": "dirichlet", "alpha": 0.3}])
+def test_without_true_clusters_the_page_shows_those_of_the_server(data: dict, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    (folder / "experiment.json").write_text(
+        json.dumps({"true_clusters": [0] * 21, "data": {"clients": [21], "shift": "none", **data}}), encoding="utf-8"
+    )
+    accuracy = {"accuracy_mean": 0.7, "accuracy_by_cluster": [0.7], "accuracy_by_client": [0.7] * 21}
+    (folder / "metrics.jsonl").write_text(json.dumps({"view": "observer", "round": 3} | accuracy) + "\n", encoding="utf-8")
+    (folder / "clusters.jsonl").write_text("", encoding="utf-8")
+    grouping = {"view": "server", "round": 3, "assignment": [0, 1, 1] * 7, "clusters": 2}
+    write_lines(folder / "clusters.jsonl", [grouping, {"view": "observer", "round": 3, "assigned": 21}])
+    view = read_run(folder)
+    assert view.true_clusters == []
+    assert dict(row[::2] for row in two_views(view))["Clusters"] == "True clusters: unknown."
+    points = cluster_figures.first_round(view)
+    assert {trace["name"] for trace in points.spec["data"]} == {f"cluster {k}" for k in range(4)}
+    assert "true cluster" not in points.caption + cluster_figures.assignments(view).caption
+    write_report(folder)
+    assert "true A" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_shift_or_several_groups_of_named_clients_are_true_clusters(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 1)
+    experiment = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    (folder / "experiment.json").write_text(json.dumps(experiment | {"data": {"partition": "natural"}}), encoding="utf-8")
+    assert read_run(folder).true_clusters == true_clusters()
+
+
 def test_one_cluster_that_was_chosen_or_had_no_rival_is_described_as_that(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 3)
     with np.load(folder / "first_round.npz") as file:
