@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from dpcfl_net.experiment import host_costs
@@ -17,6 +18,8 @@ from dpcfl_net.launch.placement import local
 from dpcfl_net.privacy.slots import Slot
 from dpcfl_net.results.number_format import at_most, duration
 
+LISTED = 4  # noise multipliers; of more the span
+
 
 def describe(job: Job, config: Config) -> dict[str, Any]:
     """Collect the privacy plan of a job, and its cost on this machine; measures a training step.
@@ -27,17 +30,25 @@ def describe(job: Job, config: Config) -> dict[str, Any]:
 
     Returns:
         name, algorithm, rounds, clients, parameters, epsilon, delta, noise_multipliers, plan and server_plan (slots with their
-        number), of_each_client (True if the server's plan is per client), clients_away, without_clients, and cost: steps,
-        records, step_s, workers_at_a_time, wall_s, cpu_s, bytes_up, bytes_down, memory_bytes, source, and aggregators: None, or
-        count, bytes_up and bytes_down (between clients and aggregators), memory_bytes.
+        number), records_per_client (smallest and largest number, if the plan depends on it; `plan` is that of the smallest),
+        of_each_client (True if the server's plan is per client), clients_away, without_clients, and cost: steps, records,
+        step_s, workers_at_a_time, wall_s, cpu_s, bytes_up, bytes_down, memory_bytes, source, and aggregators: None, or count,
+        bytes_up and bytes_down (between clients and aggregators), memory_bytes.
     """
     protocol, cost = job.protocol, estimate(job.protocol)
-    usual = next((entry for entry in protocol.roster if entry.rounds is None), protocol.roster[0])
+    least, most = (
+        choose(
+            (entry for entry in protocol.roster if entry.rounds is None), key=attrgetter("records"), default=protocol.roster[0]
+        )
+        for choose in (min, max)
+    )
+    plan, differs = job.algorithm.plan(least), job.algorithm.plan(least) != job.algorithm.plan(most)
     noise = {round(plan.noise_multiplier, 5) for plan in noisy_plans(job.algorithm) if plan.noise_multiplier is not None}
     return {
         "name": protocol.name, "algorithm": protocol.algorithm, "rounds": protocol.rounds, "clients": cost["clients"],
         "parameters": cost["parameters"], "epsilon": protocol.epsilon, "delta": protocol.privacy.delta,
-        "noise_multipliers": sorted(noise), "plan": _slots(job.algorithm.plan(usual)),
+        "noise_multipliers": sorted(noise), "plan": _slots(plan),
+        "records_per_client": [least.records, most.records] if differs else None,
         "server_plan": _slots(job.algorithm.central_plan()), "of_each_client": bool(job.algorithm.capabilities.participations),
         "clients_away": sum(entry.rounds is not None for entry in protocol.roster),
         "without_clients": job.algorithm.capabilities.without_clients or None, "cost": _cost(job, config, cost),
@@ -50,7 +61,10 @@ def lines(found: dict[str, Any]) -> list[str]:
     Args:
         found: From `describe`.
     """
-    z = ", ".join(map(str, found["noise_multipliers"])) or "none"
+    noise = found["noise_multipliers"]
+    z = ", ".join(map(str, noise)) or "none"
+    if len(noise) > LISTED:
+        z = f"{noise[0]} to {noise[-1]}, by the records and the promise of a client"
     of_each = " of each client" if found["of_each_client"] else ""
     out = [
         f"{found['name']}: {found['algorithm']}, {found['clients']} clients, {found['rounds']} rounds, model with {found['parameters']:,} parameters",
@@ -58,6 +72,11 @@ def lines(found: dict[str, Any]) -> list[str]:
         *_slot_lines("each client may release", found["plan"]),
         *_slot_lines(f"the trusted server may publish{of_each}", found["server_plan"]),
     ]
+    if sizes := found["records_per_client"]:
+        out.append(
+            f"sizes: clients have {sizes[0]:,} to {sizes[1]:,} records, which set their rates and steps; the plan above is that of a "
+            f"client with {sizes[0]:,}"
+        )
     if away := found["clients_away"]:
         out.append(
             f"availability: {away} client{'s are' if away > 1 else ' is'} away in some rounds; the plan above is that of a client that never is"

@@ -95,6 +95,20 @@ def test_a_job_prints_its_plan_and_its_cost_and_account_finds_its_noise(capsys, 
     assert found["epsilon_zero_out"] <= 5 < found["epsilon_replace_one"]
 
 
+def test_a_job_of_unequal_clients_says_whose_plan_it_prints(capsys, tmp_path):
+    data = {"dataset": "digits", "clients": [6], "shift": "none", "test_per_client": 20, "sizes": [100, 80, 40, 200, 50, 64]}
+    path = write_config(tmp_path / "c", **TINY | {"data": data}, privacy={"epsilon": 5, "delta": 1e-4})
+    job = document(capsys, "job", path, "--out", tmp_path / "job")
+    (slot,) = job["plan"]
+    assert job["records_per_client"] == [40, 200]
+    assert slot["rate"] == pytest.approx(32 / 40)
+    printed = call(capsys, "run", path, "--dry-run").out
+    assert "clients have 40 to 200 records" in printed
+    assert "the plan above is that of a client with 40\n" in printed
+    low, high = job["noise_multipliers"][0], job["noise_multipliers"][-1]
+    assert f"noise multiplier {low} to {high}, by the records and the promise of a client\n" in printed
+
+
 def test_a_sweep_prints_its_cells_and_the_comparison(capsys, tmp_path):
     path = write_config(tmp_path / "c", **TINY)
     planned = document(capsys, "sweep", path, "algorithm=global", "--dry-run", "--out", tmp_path)
