@@ -56,6 +56,10 @@ def test_an_archive_may_have_a_test_set_other_names_and_its_own_scale(tmp_path):
         ({"x": np.zeros((5, 2, 2)), "y": np.zeros(5, int), "classes": 2}, "train_x must be images"),
         ({"x": np.zeros((5, 2)), "y": np.arange(5)}, r"files\.classes is missing, and .* from 2 to 256 \(the largest label is"),
         ({"x": np.array([{}]), "y": np.zeros(1, int)}, "Object arrays"),
+        (
+            {"x": np.zeros((5, 2)), "y": np.zeros(5, int), "client": np.array(["a"] * 5, object)},
+            r"client: Object arrays .*; store a column of text as np\.array\(column, str\)",
+        ),
     ],
 )
 def test_an_archive_of_something_else_is_refused(tmp_path, arrays, words):

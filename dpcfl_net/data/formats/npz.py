@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +39,17 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         if not zipfile.is_zipfile(path):
             raise refused(path, "not an npz file")
         with np.load(path, allow_pickle=False) as file:
-            return dict(file.items())
+            return {key: _array(path, file, key) for key in file.files}
     except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise refused(path, str(error)) from error
+
+
+def _array(path: Path, file: Any, key: str) -> np.ndarray:
+    try:
+        return file[key]
+    except ValueError as error:
+        advice = "store a column of text as np.array(column, str) and one of whole numbers as np.array(column, int)"
+        raise refused(path, f"{key}: {error}" + (f"; {advice}" if "Object arrays" in str(error) else "")) from error
 
 
 def _table(path: Path, arrays: dict[str, np.ndarray], files: FileSource, prefix: str) -> Table:
