@@ -194,6 +194,14 @@ class Gate:
         found = [entry.slots for entry in self._charged_from(round) if (entry.type, entry.round) == ("debit", round)]
         return found[0] if found else None
 
+    def answered_round(self) -> int:
+        """Return the round of the newest task with an answer, whose state `state` is; 0 before the first."""
+        for entry in reversed(self._ledger.charges(self.job_hash)):
+            known = self._ledger.lookup(entry.id) if entry.type == "debit" else None
+            if known is not None and not (isinstance(known, Charged) and not known.answered):
+                return entry.round
+        return 0
+
     def state(self, before: int | None = None) -> ClientState:
         """Read the client's state after its last committed task; empty before the first task.
 

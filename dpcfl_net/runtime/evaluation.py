@@ -29,7 +29,7 @@ class RoundFigures:
         accuracy: Accuracy of each client.
         loss: Mean loss of each client.
         central: Accuracy and loss on the central test set; None without one.
-        reported: Clients whose figures are of a personal model that they reported; None if the round's sample is not secret.
+        reported: Clients whose figures are of a personal model that they reported; None if the sample of a round is not secret.
     """
 
     assignment: Assignment
@@ -88,9 +88,7 @@ class TestSetEvaluator:
         Returns:
             The figures of all clients.
         """
-        found = list(note.assignment)
-        if all(cluster is None for cluster in found):
-            found = self._by_loss(note.models)
+        found = self.clusters_of(note)
         entry = RoundFigures(found)
         used: dict[tuple[int, ...], list[int]] = {}
         for client, cluster in enumerate(found):
@@ -101,6 +99,11 @@ class TestSetEvaluator:
         if self._settings.evaluate == "test" and self._settings.central_test is not None:
             entry.central = self._on_central_records(note.models, used, self._settings.central_test)
         return entry
+
+    def clusters_of(self, note: Models) -> Assignment:
+        """Return the cluster of each client; if the server names none, the one with the least training loss."""
+        found = list(note.assignment)
+        return self._by_loss(note.models) if all(cluster is None for cluster in found) else found
 
     def _on_central_records(
         self, models: np.ndarray, used: Mapping[tuple[int, ...], Sequence[int]], count: int
@@ -185,7 +188,9 @@ class PersonalFigures:
         self.loss: dict[int, float | None] = {}
         self.models: np.ndarray | None = None
         self._protocol = algorithm.protocol
-        self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server names the clients of a round
+        trust = algorithm.protocol.privacy.trust
+        self._sampled = trust == "trusted-server"  # the server names the clients of a round
+        self._secret = trust != "untrusted-server"  # clients that were never drawn have no personal model
         self._published: dict[int, Models] = {}
         self._reports: dict[int, dict[int, Personal]] = {}
         self._newest = self._done = 0  # newest round of the server, and last round with figures
@@ -201,11 +206,15 @@ class PersonalFigures:
         """
         if isinstance(note, Models):
             self._newest = max(self._newest, note.round)
-            if self._sampled and note.round > self._done:
+            if self._secret and note.round > self._done:
                 self._published[note.round] = note
-        elif note.round > self._done and self._protocol.client(note.client).is_there(note.round):
+        elif note.round > self._done and self._counts(note):
             self._reports.setdefault(note.round, {})[note.client] = note
         yield from self._rounds(self._newest - GIVEN_UP)
+
+    def _counts(self, note: Personal) -> bool:
+        """Return True for a report that completes its round: by a client that is there, and with figures unless samples are secret."""
+        return (self._secret or note.accuracy is not None) and self._protocol.client(note.client).is_there(note.round)
 
     def resume(self, line: Mapping[str, Any]) -> None:
         """Continue from the last figures of an earlier observer.
@@ -213,15 +222,15 @@ class PersonalFigures:
         Args:
             line: Its last line in metrics.jsonl.
         """
-        reported = line.get("reported", []) if self._sampled else range(self.clients)
+        reported = line.get("reported", []) if self._secret else range(self.clients)
         self.accuracy = {client: line["accuracy_by_client"][client] for client in reported}
         self.loss = {client: line["loss_by_client"][client] for client in reported}
         self._done = line["round"]
 
     @property
     def reported(self) -> list[int] | None:
-        """Clients that have reported, if the server draws a secret sample; the others still use its model."""
-        return sorted(self.accuracy) if self._sampled else None
+        """Clients that have reported a personal model, if samples are secret; the others still use the server's model."""
+        return sorted(self.accuracy) if self._secret else None
 
     def rest(self) -> Iterator[tuple[int, PersonalFigures]]:
         """Give up the rounds that are not complete.
@@ -233,16 +242,28 @@ class PersonalFigures:
 
     def _rounds(self, given_up: int) -> Iterator[tuple[int, PersonalFigures]]:
         """Yield rounds in order up to the first that is neither complete nor given up."""
-        for t in sorted(self._published if self._sampled else self._reports):
-            expected = set(self._published[t].clients) if self._sampled else self._there(t)
-            if t > given_up and not expected <= set(self._reports.get(t, {})):
+        for t in sorted(self._published if self._secret else self._reports):
+            if t > given_up and not self._is_complete(t):
                 return
-            for client, personal in self._reports.pop(t, {}).items():
-                self.accuracy[client], self.loss[client] = personal.accuracy, personal.loss
+            # Models of an earlier round are lost if a server started again before it sent them.
+            for earlier in sorted(other for other in self._reports if other <= t):
+                self._count(self._reports.pop(earlier).values())
             models = self._published.pop(t, None)
             self.models = models.models if models is not None else self.models
             self._done = t
-            yield t, self
+            # Which reports an unnamed round lacks is unknown; those of the last one are the newest.
+            if not self._sampled or (models is not None and models.clients is not None) or t == self._protocol.rounds:
+                yield t, self
+
+    def _count(self, reports: Iterable[Personal]) -> None:
+        for personal in reports:
+            if personal.accuracy is not None:
+                self.accuracy[personal.client], self.loss[personal.client] = personal.accuracy, personal.loss
+
+    def _is_complete(self, t: int) -> bool:
+        """Return True if all clients of a round have reported; False if a server that was started again does not name them."""
+        expected = self._published[t].clients if self._sampled else self._there(t)
+        return expected is not None and set(expected) <= self._reports.get(t, {}).keys()
 
     def _there(self, t: int) -> set[int]:
         """Clients whose schedule has them in a round."""

@@ -98,6 +98,7 @@ class Observer:
                 if self._personal is not None and "accuracy_by_client" in line:  # not the line of `dpcfl compare --fairness`
                     self._personal.resume(line)
         self._scored = {line["round"] for line in runlog.each(files.clusters) if "assigned" in line}
+        self._unscored = self._written - self._scored  # by a crash or a full disk between the two files
 
     def listen(self, inbox: ObserverInbox) -> None:
         """Take messages until the coordinator ends the run and the figures of the last round are complete.
@@ -175,6 +176,9 @@ class Observer:
         if self._personal is not None and isinstance(note, Models) and len(note.models) > 1 and self._due(note.round):
             self._write_scores(note.round, note.assignment)
         if note.round in self._written:
+            if self._personal is None and isinstance(note, Models) and note.round in self._unscored:
+                self._unscored.remove(note.round)
+                self._write_scores(note.round, self._test_sets.clusters_of(note))
             return
         if self._personal is not None:
             self._write_personal(self._personal.take(note))
@@ -231,7 +235,7 @@ class Observer:
         if not self._known:
             self._clusters.write(facts)
             return
-        true = [self.truth[client] for client in note.clients]
+        true = [self.truth[client] for client in note.clients or ()]
         names = metrics.best_names(true, first)
         # A label that occurs only in other kinds gets the name of an unused cluster.
         unused = [cluster for cluster in dict.fromkeys(true) if cluster not in names.values()]

@@ -181,9 +181,9 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
         def publish(t: int, state: State) -> None:
             shown = fed.central_server.shown if fed.central_server is not None else {}
             if algorithm.capabilities.personal:
-                for client in shown.get("clients", [i for i in fed.clients if i not in fed.counts.away]):
-                    if (personal := _personal(job, fed.hosts[client], client, t, spec.data_root)) is not None:
-                        observer.take(personal)
+                shown = {"clients": [i for i in fed.clients if i not in fed.counts.away], **shown}
+                for client in shown["clients"]:
+                    observer.take(_personal(job, fed.hosts[client], client, t, spec.data_root))
             observer.take(Models(t, state.assignment, state.models, **shown))
             attend(True)
 
@@ -200,10 +200,10 @@ def _elapsed_s(metrics: Path) -> float:
     return sum(line["seconds"] for line in runlog.each(metrics) if "seconds" in line)
 
 
-def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:
-    """Evaluate a client's personal model as its worker would; None without a model."""
+def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal:
+    """Evaluate a client's personal model as its worker would."""
     model = host.personal_model()
     if model is None:
-        return None
+        return Personal(client, t, None, None)
     accuracy, loss = host.engine.evaluator.accuracy_and_loss(model, evaluated_records(job, client, root))
     return Personal(client, t, accuracy, loss)

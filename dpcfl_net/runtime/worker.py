@@ -20,7 +20,7 @@ from dpcfl_net.experiment.job_files import Job, evaluated_records, read_job
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.federation.secure.stages import answer_interval_s
+from dpcfl_net.federation.secure.stages import STAGES, answer_interval_s
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.task_queue import TaskQueue
@@ -102,6 +102,7 @@ class Worker:
         talker = threading.Thread(target=self._talk, name="wire", daemon=True)
         talker.start()
         try:
+            self._report_personal_again()
             while (event := self._newest()) is not None:
                 if isinstance(event, BaseException):
                     raise event
@@ -155,7 +156,8 @@ class Worker:
                     spans.append(("wait", event.round, arrived, self._span[0]))
                 spans.append(("train", event.round, *self._span))
             self._report(spans)
-            self._report_personal(outbox, event.round)
+            if event.task not in STAGES:  # they leave the personal model as it was in the round before
+                self._report_personal(outbox, event.round)
         self._span = None
         memory.give_back_freed()
 
@@ -207,13 +209,22 @@ class Worker:
 
     def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
         """Report the accuracy of the personal model on the client's evaluated records; the observer does not get the model."""
+        if not self.host.algorithm.capabilities.personal:
+            return
         model = self.host.personal_model()
         if model is None:
+            outbox.personal(t, None, None)
             return
         records = evaluated_records(self.job, self.spec.client, self.spec.data_root)
         with self._turn():
             accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, records)
         outbox.personal(t, accuracy, loss)
+
+    def _report_personal_again(self) -> None:
+        """Report the personal model at the start: a crash may have lost the report of the process before."""
+        t = self.host.gate.answered_round() if self.host.algorithm.capabilities.personal else 0
+        if t and (outbox := self._link()) is not None:
+            self._report_personal(outbox, t)
 
     def _talk(self) -> None:
         """Run the message thread; `serve` raises its errors."""

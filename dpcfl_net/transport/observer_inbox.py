@@ -164,7 +164,7 @@ class ObserverInbox:
             raise WireError("template", f"{note.models} models announced, at most {self._max_models} expected")
         if any(cluster is not None and cluster >= note.models for cluster in note.assignment):
             raise WireError("template", "an assignment to a cluster without a model")
-        if any(len(labels) != len(note.clients) for labels in note.labels.values()):
+        if any(len(labels) != len(note.clients or ()) for labels in note.labels.values()):
             raise WireError("template", "labels for other clients than those of the round")
         sender.note, sender.assembly = note, Assembly(_as_header(note, self._parameters))
         return None if note.models else self._finish(sender)

@@ -57,11 +57,11 @@ class Note(BaseModel):
     round: Round = 0
     assignment: Annotated[list[Cluster | None], Field(max_length=MOST_CLIENTS)] = []
     models: Annotated[int, Field(ge=0, le=4096)] = 0
-    clients: Annotated[list[Cluster], Field(max_length=MOST_CLIENTS)] = []
+    clients: Annotated[list[Cluster], Field(max_length=MOST_CLIENTS)] | None = None
     labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=MOST_CLIENTS)]], Field(max_length=8)] = {}
     blake3: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
-    accuracy: Number = 0.0
+    accuracy: Number | None = 0.0
     loss: Number | None = 0.0
     spans: Annotated[list[Period], Field(max_length=MOST_SPANS)] = []
     reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")] = ""
@@ -75,14 +75,14 @@ class Models:
         round: The round.
         assignment: Cluster of each client, by client id; None: no cluster.
         models: Models, (M, p) float32.
-        clients: Trusted server only: clients of the round.
+        clients: Trusted server only: clients of the round; None if they are not known, after a restart of the server.
         labels: Trusted server only: for each kind of label (as sent, as released) the cluster of each of `clients`; None: not known.
     """
 
     round: int
     assignment: Assignment
     models: np.ndarray
-    clients: list[int] = field(default_factory=list)
+    clients: list[int] | None = None
     labels: dict[str, list[int | None]] = field(default_factory=dict)
 
 
@@ -93,13 +93,13 @@ class Personal:
     Attributes:
         client: Client id.
         round: The round.
-        accuracy: 0 to 1.
-        loss: Mean loss in nats; None if not finite.
+        accuracy: 0 to 1; None if the client has no personal model yet, because no round has drawn it.
+        loss: Mean loss in nats; None if not finite, or without a model.
     """
 
     client: int
     round: int
-    accuracy: float
+    accuracy: float | None
     loss: float | None
 
 

@@ -71,7 +71,7 @@ class ObserverOutbox:
         round: int,
         assignment: Assignment,
         models: np.ndarray,
-        clients: Sequence[int] = (),
+        clients: Sequence[int] | None = None,
         labels: Mapping[str, Sequence[int | None]] = MappingProxyType({}),
     ) -> None:
         """Publish the models after a round.
@@ -84,7 +84,8 @@ class ObserverOutbox:
             labels: As in `Models`.
         """
         payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
-        sampled: dict[str, Any] = {"clients": list(clients), "labels": {kind: list(values) for kind, values in labels.items()}}
+        sampled: dict[str, Any] = {"labels": {kind: list(values) for kind, values in labels.items()}}
+        sampled["clients"] = None if clients is None else list(clients)
         sent = self._send(
             "MODELS", blake3=payload.blake3, round=round, assignment=list(assignment), models=len(models), **sampled
         )
@@ -92,16 +93,18 @@ class ObserverOutbox:
             sent = sent and self._send("CHUNK", chunk=chunk, index=index)
         self.dropped += not sent
 
-    def personal(self, round: int, accuracy: float, loss: float) -> None:
+    def personal(self, round: int, accuracy: float | None, loss: float | None) -> None:
         """Report the evaluation of a personal model.
 
         Args:
             round: The round.
-            accuracy: 0 to 1.
-            loss: Mean loss in nats.
+            accuracy: 0 to 1; None without a personal model.
+            loss: Mean loss in nats; None without a personal model.
         """
-        finite = float(loss) if math.isfinite(loss) else None
-        self.dropped += not self._send("PERSONAL", round=round, accuracy=float(accuracy), loss=finite)
+        finite = float(loss) if loss is not None and math.isfinite(loss) else None
+        self.dropped += not self._send(
+            "PERSONAL", round=round, accuracy=None if accuracy is None else float(accuracy), loss=finite
+        )
 
     def spans(self, periods: Sequence[tuple[str, int, float, float]]) -> None:
         """Report periods of work in one message.

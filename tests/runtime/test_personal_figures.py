@@ -20,17 +20,29 @@ from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.training.models import initial, skeleton
+from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.observer_notes import Models, Personal
 
 DATA = {"dataset": "digits", "clients": [2, 2], "train_per_client": 100, "test_per_client": 20}
 CHANGES = {"data": DATA, "model": {"name": "linear"}, "rounds": 6, "algorithm": {"name": "mr-mtl"}}
 
+FEDPER = {"model": {"name": "digits-cnn"}, "algorithm": {"name": "dp-fedper", "sampling_rate": 0.5}}
+DRAWN = {
+    "algorithm": FEDPER["algorithm"],
+    "privacy": {"unit": "client", "trust": "trusted-server", "epsilon": 8.0, "delta": 1e-2},
+}
+COINS = {
+    **FEDPER, "data": {**DATA, "clients": [4], "shift": "none"}, "local": {"batch_size": 32, "lr": 0.5, "deadline_s": 0.2},
+    "privacy": {"unit": "client", "trust": "secure-aggregation", "epsilon": 10, "delta": 0.1, "noise": "seeded", "noise_seed": "5eed" * 16},
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     make_keys(folder, 4)
+    make_identities(folder, range(4))
     return folder
 
 
@@ -52,7 +64,14 @@ def report(observer, t, accuracies):
 
 
 def published(observer, job, t, clients=()):
-    observer.take(Models(t, [None] * 4, np.zeros((1, job.protocol.model.parameters), np.float32), clients=list(clients)))
+    named = None if clients is None else list(clients)
+    observer.take(Models(t, [None] * 4, np.zeros((1, job.protocol.model.parameters), np.float32), clients=named))
+
+
+def silent(observer, t, clients):
+    """Reports of clients that have no personal model yet."""
+    for client in clients:
+        observer.take(Personal(client, t, None, None))
 
 
 def written_lines(folder):
@@ -100,8 +119,7 @@ def test_an_observer_that_starts_again_keeps_the_figures_of_lost_clients(job_of,
 
 
 def test_an_observer_that_starts_again_knows_who_was_drawn_in_a_secret_sample(job_of, tmp_path):
-    privacy = {"unit": "client", "trust": "trusted-server", "epsilon": 8.0, "delta": 1e-2}
-    job = job_of(algorithm={"name": "dp-fedper", "sampling_rate": 0.5}, privacy=privacy)
+    job = job_of(**DRAWN)
     with observing(job, tmp_path) as observer:
         published(observer, job, 1, [1, 3])
         report(observer, 1, {1: 0.25, 3: 0.75})
@@ -113,6 +131,53 @@ def test_an_observer_that_starts_again_knows_who_was_drawn_in_a_secret_sample(jo
     assert [line["reported"] for line in figures] == [[1, 3], [1, 3]]
     assert [line["accuracy_by_client"][1] for line in figures] == [0.25, 0.25]
     assert [line["accuracy_by_client"][3] for line in figures] == [0.75, 0.875]
+
+
+def test_a_server_that_starts_again_does_not_end_a_round_before_its_reports(job_of, tmp_path):
+    """It does not know whom it drew; workers that start again report their personal models."""
+    job = job_of(**DRAWN)
+    with observing(job, tmp_path) as observer:
+        published(observer, job, 1, [1, 3])
+        report(observer, 1, {1: 0.25, 3: 0.75})
+    with observing(job, tmp_path) as observer:  # all processes were killed; figures of rounds 2 and 3 were on their way
+        published(observer, job, 3, None)
+        assert sorted(written(tmp_path)) == [1]
+        report(observer, 3, {3: 0.875})
+        report(observer, 2, {0: 0.5})
+        report(observer, 1, {1: 0.25})
+        published(observer, job, 4, [])
+        published(observer, job, 5, [])
+        published(observer, job, 6, None)
+        observer.evaluate_last_round()
+    figures = written(tmp_path)
+    assert sorted(figures) == [1, 4, 5, 6]  # of round 3 reports may be missing
+    for t in (4, 5, 6):
+        assert (figures[t][0], figures[t][1], figures[t][3]) == (0.5, 0.25, 0.875)
+
+
+def test_clients_that_no_coin_has_drawn_use_the_servers_model_in_each_round(job_of, tmp_path):
+    """Secure sums with secret coins: rounds end at once, and a restart of the observer changes no figure."""
+    job = job_of(**COINS)
+    for folder, observers in ((tmp_path / "whole", 1), (tmp_path / "parts", 3)):
+        rounds = iter((1, 2, 3))
+        for _ in range(observers):
+            with observing(job, folder) as observer:
+                for t in rounds if observers == 1 else [next(rounds)]:
+                    report(observer, t, dict.fromkeys(range(t), (t + 1) / 8))
+                    silent(observer, t, range(t, 4))
+                    observer.take(Models(t, [0] * 4, trained(job, t)[None]))
+                    assert max(written(folder)) == t
+    whole, parts = ([{**line, "time": 0} for line in written_lines(tmp_path / name)] for name in ("whole", "parts"))
+    assert whole == parts
+    assert [line["reported"] for line in whole] == [[0], [0, 1], [0, 1, 2]]
+    for line in whole:
+        assert line["accuracy_by_client"][3] == accuracy_of(job, trained(job, line["round"]), 3)
+    assert len({line["accuracy_by_client"][3] for line in whole}) > 1
+
+
+def trained(job, t):
+    """A model of the server: another one in each round."""
+    return np.random.default_rng(t).standard_normal(job.protocol.model.parameters).astype(np.float32)
 
 
 def test_clusters_of_clients_with_personal_models_are_scored_once_whenever_the_figures_come(job_of, tmp_path):
@@ -139,8 +204,12 @@ def test_a_client_that_joins_late_counts_with_the_initial_model_before(name, tmp
 
 
 def accuracy_before_training(job, client):
+    m = job.protocol.model
+    return accuracy_of(job, initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed), client)
+
+
+def accuracy_of(job, theta, client):
     settings, piece = client_slice(job, client, None)
     m = job.protocol.model
-    theta = initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
     evaluator = Evaluator(skeleton(m.name, tuple(m.input_shape), m.classes))
     return evaluator.accuracy_and_loss(theta, open_client(settings, piece, None, "test"))[0]

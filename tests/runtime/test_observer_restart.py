@@ -1,0 +1,90 @@
+"""An observer that starts again completes what a crash cut off, and the figures of personal models are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import closing
+
+import numpy as np
+import pytest
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+
+import dpcfl_net
+from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.runtime.observer import Observer
+from dpcfl_net.runtime.specs import ObserverSpec
+from dpcfl_net.transport.keys import make_keys
+from dpcfl_net.transport.observer_notes import Models
+
+DATA = {"dataset": "digits", "clients": [2, 2], "train_per_client": 100, "test_per_client": 20}
+FEDPER = {"name": "dp-fedper", "sampling_rate": 0.6}
+SEEDED = {"noise": "seeded", "noise_seed": "5eed" * 16}
+DRAWN = {
+    **SMALL, "data": DATA, "rounds": 4, "algorithm": FEDPER, "output": {},
+    "privacy": {"unit": "client", "trust": "trusted-server", "epsilon": 8.0, "delta": 1e-2, **SEEDED},
+}  # fmt: skip
+COINS = {
+    **DRAWN, "data": {**DATA, "clients": [6], "shift": "none"}, "local": {"batch_size": 32, "lr": 0.5, "deadline_s": 0.3},
+    "algorithm": {**FEDPER, "sampling_rate": 0.8},
+    "privacy": {
+        "unit": "client", "trust": "secure-aggregation", "epsilon": 10, "delta": 0.1, **SEEDED,
+        "secure_aggregation": {"stage_deadline_s": 0.05},
+    },
+}  # fmt: skip
+
+
+def measured(folder):
+    """Accuracy of each client, by round."""
+    lines = runlog.read(RunFolder(folder).metrics)
+    return {line["round"]: line["accuracy_by_client"] for line in lines if "accuracy_by_client" in line}
+
+
+def test_scores_of_clusters_that_a_full_disk_cut_off_are_written_by_the_next_observer(tmp_path):
+    make_keys(tmp_path / "keys", 4)
+    job = make_job(config.resolve({**SMALL, "data": DATA, "model": {"name": "linear"}}), tmp_path / "keys")
+    models = np.zeros((2, job.protocol.model.parameters), np.float32)
+    note, clusters = Models(1, list(job.experiment.true_clusters), models), RunFolder(tmp_path).clusters
+    for _ in range(3):
+        with closing(Observer(ObserverSpec(tmp_path, "", "", tmp_path, tmp_path, None, 1), job)) as observer:
+            observer.take(note)
+            observer.take(note)
+        scores = [line for line in runlog.read(clusters) if "assigned" in line]
+        assert [(line["round"], line["recovered"]) for line in scores] == [(1, True)]
+        assert sorted(measured(tmp_path)) == [1]
+        if len(runlog.read(clusters)) == 1:
+            clusters.write_bytes(clusters.read_bytes()[:20])  # the line of metrics.jsonl was written before it
+
+
+def test_figures_of_secret_coins_are_of_the_round_that_they_name_over_the_network_too(tmp_path):
+    network, one = (dpcfl_net.run(COINS, tmp_path / kind, kind, progress=False) for kind in ("network", "in-process"))
+    assert sorted(measured(one.path)) == [1, 2, 3, 4]
+    assert measured(network.path) == measured(one.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("t", [2, 4])
+def test_kill_of_all_processes_changes_no_figure_of_personal_models(tmp_path, t):
+    whole = measured(dpcfl_net.run(DRAWN, tmp_path / "whole", "in-process", progress=False).path)
+    out = tmp_path / "killed"
+    killed = subprocess.Popen(
+        [*DPCFL, "run", str(write_config(tmp_path / "c", **DRAWN)), "--out", str(out)],
+        cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    while not [*out.glob(f"*/checkpoints/round_{t:05d}")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    folder = only_run(out)
+    assert_nothing_left(folder)
+    assert dpcfl("run", "--resume", folder).returncode == 0
+    again = measured(folder)
+    assert again.items() <= whole.items()
+    assert again[4] == whole[4]
