@@ -14,7 +14,7 @@ from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
 from dpcfl_net.report.overlay import by_round, over_time
 from dpcfl_net.report.pages import study
 from dpcfl_net.report.served import Served
-from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results import compare, compare_table, leads
 from dpcfl_net.results.compare import Row
 from dpcfl_net.results.result import Result, read_document, read_sweep, swept_terms
 
@@ -112,7 +112,11 @@ def comparison_page(
             over_time(rows, _names(rows), compare_table.chosen_target(results, target)),
             *costs(rows),
         ],
-        tables=[compare_table.table(rows, marked, target).without_empty_columns()],
+        tables=[
+            each.without_empty_columns()
+            for each in (compare_table.table(rows, marked, target), leads.table(rows))
+            if each is not None
+        ],
         alerts=alerts,
         served=served,
     )

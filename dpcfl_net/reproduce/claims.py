@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dpcfl_net.reproduce.statistics import LEVEL, Test, holm, interval, p_values, seeds_needed
+from dpcfl_net.results.statistics import LEVEL, Test, holm, interval, p_values, seeds_needed
 
 Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
 HOLDS: Literal["holds"] = "holds"
@@ -29,7 +29,7 @@ class Comparison:
         margin: The smallest mean that agrees with the claim.
         unit: Unit of values and margin.
         name: Where it was measured, for example "epsilon 5".
-        test: Test of `reproduce.statistics`.
+        test: Test of `results.statistics`.
     """
 
     values: Mapping[Any, float]
@@ -256,7 +256,7 @@ def paired(
         margin: Smallest mean difference that agrees with the claim.
         unit: Unit of the values.
         name: Where it was measured.
-        test: Test of `reproduce.statistics`.
+        test: Test of `results.statistics`.
 
     Returns:
         The comparison of the differences.

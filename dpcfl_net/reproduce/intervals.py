@@ -10,7 +10,7 @@ from typing import Any
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.report.figures import Figure, axis, colour, spec
 from dpcfl_net.reproduce.claims import Claim, Comparison
-from dpcfl_net.reproduce.statistics import interval
+from dpcfl_net.results.statistics import interval
 
 WIDTH = 760  # of an SVG file in pixels
 CAPTION = "Dot: mean over paired seeds; line: 95 % interval, before Holm's correction; diamond: margin of the claim."

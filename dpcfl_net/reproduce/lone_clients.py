@@ -19,7 +19,7 @@ from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, 
 from dpcfl_net.reproduce.claims import Claim, NotTested, share
 from dpcfl_net.reproduce.first_rounds import FirstRound, bank, configuration, keys, noise_of_run
 from dpcfl_net.reproduce.r_dpcfl_noise import PAPER
-from dpcfl_net.reproduce.statistics import interval
+from dpcfl_net.results.statistics import interval
 from dpcfl_net.results.tables import Table
 
 DATASET = "fashion-mnist"

@@ -97,6 +97,14 @@ def unequal(results: Sequence[Result], apart: Collection[str] = ()) -> dict[Path
     return {path: text for group in groups.values() for path, text in _unequal(group).items()}
 
 
+def terms(result: Result) -> dict[str, str]:
+    """Return the terms that must be equal for comparable runs: claimed privacy, and data."""
+    privacy = {"epsilon": plain(result.epsilon, 6) if math.isfinite(result.epsilon) else "inf"}
+    privacy |= {key: str(result.privacy.get(key, "not stated")) for key in TERMS}
+    data = {key: word(value) for key, value in dotted(result.settings).items() if key.startswith("data.")}
+    return privacy | data
+
+
 def refusal(found: Mapping[Path, str]) -> ConfigError:
     """Build the error for runs that are not comparable, from the result of `unequal`."""
     return ConfigError([f"{path.name}: {text}" for path, text in found.items()] + ["--force shows them with a mark"])
@@ -149,19 +157,11 @@ def _differs(key: str, table: Sequence[Row]) -> bool:
 
 
 def _unequal(results: Sequence[Result]) -> dict[Path, str]:
-    terms = [_terms(result) for result in results]
+    stated = [terms(result) for result in results]
     found: dict[Path, list[str]] = {}
-    for key in dict.fromkeys(key for own in terms for key in own):
-        usual, _ = Counter(own.get(key) for own in terms).most_common(1)[0]
-        for result, own in zip(results, terms, strict=True):
+    for key in dict.fromkeys(key for own in stated for key in own):
+        usual, _ = Counter(own.get(key) for own in stated).most_common(1)[0]
+        for result, own in zip(results, stated, strict=True):
             if own.get(key) != usual:
                 found.setdefault(result.folder, []).append(f"{key} is {own.get(key)}, elsewhere {usual}")
     return {path: "; ".join(texts) for path, texts in found.items()}
-
-
-def _terms(result: Result) -> dict[str, str]:
-    """Terms that must be equal for comparable runs: claimed privacy, and data."""
-    privacy = {"epsilon": plain(result.epsilon, 6) if math.isfinite(result.epsilon) else "inf"}
-    privacy |= {key: str(result.privacy.get(key, "not stated")) for key in TERMS}
-    data = {key: word(value) for key, value in dotted(result.settings).items() if key.startswith("data.")}
-    return privacy | data

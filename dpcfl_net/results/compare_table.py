@@ -39,9 +39,7 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
         marked: Folders of runs that are not comparable (see `unequal`); their rows are marked in an extra column.
         target: Mean accuracy for rounds and time until it was reached; None: one that all runs reached.
     """
-    keys = differing(shown)
-    columns = [("algorithm", [row.algorithm for row in shown]), ("epsilon", [_epsilon(row) for row in shown])]
-    columns += [(_title(key, keys), [word(row.settings.get(key)) for row in shown]) for key in keys]
+    columns = identity(shown)
     columns += [("runs", [str(len(row.results)) for row in shown])]
     central = [CENTRAL] if any(row.values(CENTRAL[0]) for row in shown) else []
     columns += [(title, [_spread(row.values(key), 100, 1) for row in shown]) for key, title in (*SHARES, *central)]
@@ -59,6 +57,13 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
     caption = "mean +- standard deviation over the runs of a row, which differ in their seed only; clusters recovered in k of n"
     lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
     return Table("Comparison", [title for title, _ in columns], lines, caption)
+
+
+def identity(shown: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Return the columns that tell rows apart, each with its title and cells: algorithm, epsilon, and settings that differ."""
+    keys = differing(shown)
+    columns = [("algorithm", [row.algorithm for row in shown]), ("epsilon", [_epsilon(row) for row in shown])]
+    return columns + [(_title(key, keys), [word(row.settings.get(key)) for row in shown]) for key in keys]
 
 
 def chosen_target(results: Sequence[Result], target: float | None = None) -> float | None:

@@ -13,6 +13,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import write_text
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.results import compare, compare_table, table_text
+from dpcfl_net.results import leads as paired
 from dpcfl_net.results.fairness import add_fairness
 from dpcfl_net.results.result import Result, read_document, read_result, read_sweep, swept_terms
 from dpcfl_net.results.summary import run_settings
@@ -85,6 +86,11 @@ class Comparison:
         return compare_table.table(compare.rows(self.results), self.marked, self.target)
 
     @property
+    def leads(self) -> Table | None:
+        """Differences to the first row with the same privacy and data, paired by seed, as text; None without two common seeds."""
+        return paired.table(compare.rows(self.results))
+
+    @property
     def rows(self) -> list[dict[str, str]]:
         """The table as a list of dictionaries, column to text."""
         table = self.table
@@ -132,20 +138,31 @@ class Comparison:
         return len(self.results)
 
     def __str__(self) -> str:
-        table = self.table
-        widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (table.columns, *table.rows)
-        ]
         promises, alerts = self.statements
-        return "\n".join([*lines, f"Privacy: {'; '.join(promises)}", *(f"! {alert}" for alert in alerts)])
+        leads = [] if self.leads is None else ["", f"{self.leads.title}: {self.leads.caption}", *_aligned(self.leads), ""]
+        return "\n".join(
+            [*_aligned(self.table), *leads, f"Privacy: {'; '.join(promises)}", *(f"! {alert}" for alert in alerts)]
+        )
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table, (promises, alerts) = self.table, self.statements
-        head = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+        promises, alerts = self.statements
+        leads = "" if self.leads is None else f"<p>{self.leads.title}: {escape(self.leads.caption)}</p>{_html(self.leads)}"
         notes = "".join(f"<p><strong>{escape(alert)}</strong></p>" for alert in alerts)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{escape('; '.join(promises))}</p>{notes}"
+        return f"{_html(self.table)}{leads}<p>{escape('; '.join(promises))}</p>{notes}"
+
+
+def _aligned(table: Table) -> list[str]:
+    """Lines of a table as text."""
+    widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (table.columns, *table.rows)
+    ]
+
+
+def _html(table: Table) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

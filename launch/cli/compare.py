@@ -13,6 +13,7 @@ from dpcfl_net.report.sweep import write_comparison, write_sweep
 from dpcfl_net.results import compare
 from dpcfl_net.results.comparison import Comparison
 from dpcfl_net.results.table_text import table_csv
+from dpcfl_net.results.tables import Table
 
 
 def show(folder: Path) -> None:
@@ -80,21 +81,30 @@ def document(comparison: Comparison) -> dict[str, Any]:
         comparison: The comparison.
 
     Returns:
-        runs (unrounded figures of each run), rows (the cells of the table as text), privacy, alerts and not_comparable.
+        runs (unrounded figures of each run), rows (the cells of the table as text), leads (the same of the differences that are
+        paired by seed; empty without two common seeds), privacy, alerts and not_comparable.
     """
     promises, alerts = comparison.statements
-    table = comparison.table.without_empty_columns()
     return {
         "runs": comparison.records,
-        "rows": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+        "rows": _cells(comparison.table),
+        "leads": _cells(comparison.leads),
         "privacy": promises,
         "alerts": alerts,
         "not_comparable": {str(folder): why for folder, why in comparison.marked.items()},
     }
 
 
+def _cells(table: Table | None) -> list[dict[str, str]]:
+    """Return the cells of each row by column."""
+    shown = Table("", [], []) if table is None else table.without_empty_columns()
+    return [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
+
+
 def _print(comparison: Comparison) -> None:
     print_table(comparison.table.without_empty_columns())
+    if (leads := comparison.leads) is not None:
+        print_table(leads.without_empty_columns())
     promises, alerts = comparison.statements
     print(f"Privacy: {'; '.join(promises)}")
     print("".join(f"! {line}\n" for line in alerts), end="")

@@ -61,7 +61,8 @@ def test_runs_are_compared_and_exported(capsys, by_network, tmp_path):
     (one,) = compared["runs"]
     assert one["accuracy_mean"] == by_network.final["accuracy_mean"]
     assert one["epsilon"] is None  # seeded noise has no guarantee
-    assert set(compared) == {"runs", "rows", "privacy", "alerts", "not_comparable"}
+    assert set(compared) == {"runs", "rows", "leads", "privacy", "alerts", "not_comparable"}
+    assert compared["leads"] == []  # one run
     done = call(capsys, "compare", by_network.path, "--json", "--format", "csv")
     assert (done.code, "--json and --format csv" in done.err) == (2, True)
     files = document(capsys, "export", by_network.path, "--out", tmp_path / "out")["files"]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcfl_net.reproduce import claims, statistics
+from dpcfl_net.reproduce import claims
 from dpcfl_net.reproduce.claims import Cause, Claim, Comparison, Exact, NotTested, judge, paired, share
+from dpcfl_net.results import statistics
 
 # Accuracy in points of two systems on five seeds (Student's sleep data, first five pairs of each drug).
 ONE, TWO = {0: 0.7, 1: -1.6, 2: -0.2, 3: -1.2, 4: -0.1}, {0: 1.9, 1: 0.8, 2: 1.1, 3: 0.1, 4: -0.1}

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from conftest import SMALL, dpcfl
 from run_folder import privacy, run_json, write_lines
+from scipy import stats
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
@@ -122,6 +123,43 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path):
     )
     assert (second["algorithm"], second["runs"], second["mean %"], second["clusters found"]) == ("oracle", "1", "80.0", "0/1")
     assert first["F_acc %"] == "3.0 +- 0.0"
+
+
+def test_rows_are_compared_with_the_first_one_seed_by_seed(tmp_path):
+    """The spread between seeds is that of the data, 10 points; the difference is nearly the same for every seed."""
+    accuracies = {"r-dpcfl": (0.60, 0.70, 0.80), "local": (0.55, 0.66, 0.74), "oracle": (0.61, 0.70, 0.82)}
+    folders = [
+        write_result(tmp_path / f"{name}{seed}", algorithm=name, seed=seed, accuracy=accuracy)
+        for name, own in accuracies.items()
+        for seed, accuracy in enumerate(own)
+    ]
+    reference, local, oracle = cells(Comparison.of(folders).leads)
+    assert (reference["algorithm"], reference["seeds"], reference["mean"]) == ("r-dpcfl", "reference", "–")
+    low, high = stats.ttest_1samp([-5, -4, -6], 0).confidence_interval(0.95)
+    assert (local["algorithm"], local["seeds"], local["mean"]) == ("local", "3", f"-5.0 ({low:+.1f} to {high:+.1f})")
+    assert oracle["mean"].startswith("+1.0 (")
+    assert local["minority"] == local["worst"] == local["mean"]  # these differ from the mean by a constant
+
+
+def test_only_rows_with_two_seeds_in_common_and_the_same_privacy_and_data_are_paired(tmp_path):
+    folders = [write_result(tmp_path / f"a{seed}", algorithm="local", seed=seed, accuracy=0.7) for seed in (0, 1, 2)]
+    folders += [write_result(tmp_path / f"b{seed}", algorithm="global", seed=seed, accuracy=0.5) for seed in (2, 3, 4)]
+    assert Comparison.of(folders).leads is None
+    folders += [write_result(tmp_path / f"b{seed}", algorithm="global", seed=seed, accuracy=0.5 + seed / 100) for seed in (0,)]
+    more = {"privacy": {"epsilon": 3}}
+    folders += [write_result(tmp_path / f"c{seed}", algorithm="global", seed=seed, accuracy=0.4, **more) for seed in (0, 1, 2)]
+    paired = cells(Comparison.of(folders, force=True).leads)
+    assert [(row["algorithm"], row["seeds"], row["mean"]) for row in paired] == [
+        ("local", "reference", "–"),
+        ("global", "2", "-20.0"),  # no spread, no interval
+    ]
+
+
+def test_two_runs_of_one_seed_count_as_one_seed(tmp_path):
+    folders = [write_result(tmp_path / f"a{seed}", algorithm="local", seed=seed, accuracy=0.7) for seed in (0, 1)]
+    folders += [write_result(tmp_path / f"b{seed}", seed=seed, accuracy=0.6 + seed / 50) for seed in (0, 1)]
+    folders += [write_result(tmp_path / "b0-again", seed=0, accuracy=0.62)]
+    assert cells(Comparison.of(folders).leads)[1]["seeds"] == "2"
 
 
 def test_columns_are_the_settings_that_differ(tmp_path):
