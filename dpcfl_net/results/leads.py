@@ -6,7 +6,6 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpcfl_net.results.compare import Row, terms
 from dpcfl_net.results.compare_table import identity
@@ -20,7 +19,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Lead:
-    """What a row has more than its reference.
+    """Difference between a row and its reference.
 
     Attributes:
         row: The row.
@@ -36,14 +35,6 @@ class Lead:
     def seeds(self) -> int:
         """Number of seeds that both rows have."""
         return max(map(len, self.values.values()), default=0)
-
-    def document(self) -> dict[str, Any]:
-        """Return the differences as a JSON object: figure to mean and interval, both in points."""
-        return {
-            key: {"mean": statistics.fmean(found), "interval": interval(found)}
-            for key, values in self.values.items()
-            if (found := list(values.values()))
-        }
 
 
 def leads(shown: Sequence[Row]) -> list[Lead]:

@@ -235,7 +235,7 @@ def kills_before_a_failure(tmp_path, step_type, rounds, **changes):
     ("step_type", "changes"), [(FakeStep, {}), (StatelessStep, {"most_stored": 0})], ids=["stored", "computed again"]
 )
 def test_whatever_a_power_failure_loses_of_a_killed_process_there_is_one_charge_and_one_draw(tmp_path, step_type, changes):
-    """What a killed process wrote without a flush is read by the next one, which must not act upon it before it is durable."""
+    """The next process reads what a killed one wrote without a flush. It must make this durable before it uses it."""
     answered = set()
     for folder, fake, sent in kills_before_a_failure(tmp_path, step_type, 2, **changes):
         ledger, gate = open_gate(folder, **changes)
