@@ -181,6 +181,29 @@ def load(
     return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std, sha256=None, identity=identity)
 
 
+def client_names(
+    name: str, root: str | os.PathLike[str] | None = None, sha256: str | None = None, files: FileSource | None = None
+) -> list[str] | None:
+    """Read the names of the clients of a data set, which no job and no cached copy holds.
+
+    Args:
+        name: As for `load`.
+        root: As for `load`.
+        sha256: Content hash of a data set of the user's.
+        files: As for `load`.
+
+    Returns:
+        Names in the order of the numbers in `Images.owners`, or of the roles in `Images.groups`; None if there are none.
+
+    Raises:
+        ConfigError: As `load`, or if the files have changed.
+        DataMissing: As `load`.
+    """
+    if sha256 is not None:
+        return own.client_names(own.Source(name, _root(root), files), sha256)
+    return roles.names(_root(root)) if name == "shakespeare" else None
+
+
 def mixed(names: Sequence[str], root: str | os.PathLike[str] | None = None) -> Images:
     """Load several data sets as the sources of a mixture, one for each true cluster.
 

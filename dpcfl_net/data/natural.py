@@ -23,6 +23,17 @@ def encoded(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return numbers[: len(train)].astype(np.int32), numbers[len(train) :].astype(np.int32)
 
 
+def names(train: np.ndarray, test: np.ndarray) -> list[str]:
+    """List the clients of two columns in the order in which `encoded` numbers them.
+
+    Args:
+        train: Client of each training record, (N,) whole numbers or text.
+        test: Client of each test record, (M,).
+    """
+    found = np.unique(np.concatenate([train, test]))
+    return [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in found.tolist()]
+
+
 def for_test(client: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Choose the test records of records without a test set, at random: of each client this fraction.
 

@@ -71,6 +71,25 @@ def load(source: Source, sha256: str | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def client_names(source: Source, sha256: str) -> list[str] | None:
+    """Read the source again for the names of its clients, which the cached copy does not hold.
+
+    Args:
+        source: Where the records come from.
+        sha256: Content hash that the source must have.
+
+    Returns:
+        Names in the order of the numbers in `owners`; None if the records do not name their clients.
+
+    Raises:
+        ConfigError: As `load`.
+        DataMissing: As `load`.
+    """
+    given = _given(source)
+    _check_content(source, sha256, _digest(_converted(source, given)))
+    return natural.names(*(given[key] for key in CLIENTS)) if CLIENTS[0] in given else None
+
+
 @functools.cache
 def _content(source: Source) -> str:
     """Call the function, cache its arrays, and return their SHA-256."""
@@ -105,13 +124,16 @@ def _keep(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _pinned(source: Source, wanted: str) -> dict[str, np.ndarray]:
     arrays = _arrays(source)
-    found = _digest(arrays)
+    _check_content(source, wanted, _digest(arrays))
+    return arrays
+
+
+def _check_content(source: Source, wanted: str, found: str) -> None:
     if found != wanted:
         raise ConfigError(
             f"{source}: its data have the sha256 {found} here, data.sha256 says {wanted}: the function, its files "
             "or library versions differ from those that made the job"
         )
-    return arrays
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:
@@ -123,8 +145,11 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _arrays(source: Source) -> dict[str, np.ndarray]:
-    """Read the source and convert it: labels to uint8, clients to int32, and numbers to one float64 array."""
-    given = _given(source)
+    return _converted(source, _given(source))
+
+
+def _converted(source: Source, given: Any) -> dict[str, np.ndarray]:
+    """Check and convert a data set: labels to uint8, clients to int32, and numbers to one float64 array."""
     problems = _problems(given)
     if problems:
         raise ConfigError([f"{source}: {problem}" for problem in problems])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.data import natural, regression, roles, shifts, skew
+from dpcfl_net.data import datasets, natural, regression, roles, shifts, skew
 from dpcfl_net.data.central import withheld
 from dpcfl_net.data.datasets import Images, load, mixed
 from dpcfl_net.data.disjoint import DisjointShares
@@ -20,7 +20,7 @@ from dpcfl_net.data.settings import MOST_CLIENTS, DataSettings, is_own
 from dpcfl_net.data.slices import Slice, Slices, Split
 
 __all__ = [
-    "MOST_CLIENTS", "ClientData", "DataSettings", "Slice", "Split", "open_client", "open_many", "open_rows", "open_set",
+    "MOST_CLIENTS", "ClientData", "DataSettings", "Slice", "Split", "client_names", "open_client", "open_many", "open_rows", "open_set",
     "plan_slices", "records_per_client", "shift_problems",
 ]  # fmt: skip
 
@@ -222,6 +222,38 @@ def _sizes(
     if sum(own) > most:
         raise ConfigError(f"data.sizes: the clients of a cluster need {sum(own)} records, {settings.dataset} has {most}")
     return own
+
+
+def client_names(
+    settings: DataSettings, images: Images, pieces: Sequence[Slice], root: str | os.PathLike[str] | None = None
+) -> list[str] | None:
+    """Find what the data set calls the owner of each slice: a value of the client column, or a speaking role.
+
+    Args:
+        settings: The data settings.
+        images: The data set.
+        pieces: Slices of a partition of it.
+        root: Folder of the data sets, as for `datasets.load`.
+
+    Returns:
+        The names in the order of the slices; None for partitions that do not follow owners.
+
+    Raises:
+        ConfigError: As `datasets.client_names`.
+        DataMissing: As `datasets.client_names`.
+    """
+    if settings.partition not in ("natural", "roles"):
+        return None
+    names = datasets.client_names(settings.dataset, root, settings.sha256, settings.files)
+    if names is None:
+        return None
+    first = np.array([piece.train_rows[0] for piece in pieces], np.int64)
+    if images.groups is not None:
+        numbers = np.searchsorted(images.groups[0], first, side="right") - 1
+    else:
+        assert images.owners is not None
+        numbers = images.owners[0][first]
+    return [names[number] for number in numbers.tolist()]
 
 
 def open_client(

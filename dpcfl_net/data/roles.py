@@ -62,16 +62,32 @@ def load(root: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(paths: list[Path]) -> dict[str, np.ndarray]:
+def names(root: Path) -> list[str]:
+    """List the roles in the order of `groups`: the play's file name and the speaker.
+
+    Args:
+        root: Folder of the data sets.
+
+    Raises:
+        ConfigError: If a file is not a play.
+    """
+    return [f"{play}: {speaker}" for play, speaker in _texts(_plays(root))]
+
+
+def _texts(paths: list[Path]) -> dict[tuple[str, str], str]:
+    """Text of each role, (play, speaker), longest first."""
     roles: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         for speaker, speech in _speeches(path):
             roles.setdefault((path.stem, speaker), []).append(speech)
     texts = {role: "".join(speeches) for role, speeches in roles.items()}
-    order = sorted(texts, key=lambda role: (-len(texts[role]), role))
+    return dict(sorted(texts.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+def _read(paths: list[Path]) -> dict[str, np.ndarray]:
     train, test = [], []
-    for role in order:
-        codes = encode(texts[role])
+    for text in _texts(paths).values():
+        codes = encode(text)
         cut = len(codes) - round(TEST_FRACTION * len(codes))
         train.append(codes[:cut])
         test.append(codes[cut:])

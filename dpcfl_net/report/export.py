@@ -20,7 +20,7 @@ from dpcfl_net.report.theme import in_light
 from dpcfl_net.results.models import FOLDER
 from dpcfl_net.results.privacy_statement import statement, statement_text
 from dpcfl_net.results.rounds import RoundMetrics, Tables
-from dpcfl_net.results.run_files import mapping, report_command
+from dpcfl_net.results.run_files import item, mapping, report_command
 from dpcfl_net.results.run_view import RunView, read_run
 
 WIDTH = 760  # of a figure in pixels
@@ -90,11 +90,7 @@ def _clients(view: RunView, one: RoundMetrics) -> Iterable[Sequence[Any]]:
     columns = (true, one.assignment, one.accuracy_by_client, spent)
     if any(columns[1:]):
         for client in range(view.clients):
-            yield [one.round, client, *("" if (found := _at(column, client)) is None else found for column in columns)]
-
-
-def _at(column: Sequence[Any], client: int) -> Any:
-    return column[client] if client < len(column) else None
+            yield [one.round, client, *("" if (found := item(column, client)) is None else found for column in columns)]
 
 
 def _cell(value: Any) -> Any:

@@ -22,6 +22,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.results import summary
+from dpcfl_net.results.clients import ClientSummary, client_summaries
 from dpcfl_net.results.epsilon_spent import charges_to, paying_ledger
 from dpcfl_net.results.models import Models, personal_tensors
 from dpcfl_net.results.number_format import percent
@@ -270,6 +271,18 @@ class RunData:
     def events(self, client: int) -> list[Event]:
         """The mechanisms that a client's ledger was charged for, for `dpcfl.account`; errors as `ledger`."""
         return [event for _, events in charges_to(self.ledger(client), self.job, client) for event in events]
+
+    def clients(self, data_root: Path | str | None = None) -> list[ClientSummary]:
+        """Summarise each client: its name in your data, records, clusters, last accuracy and epsilon spent.
+
+        Args:
+            data_root: Folder of the data sets; None: that of the run.
+
+        Raises:
+            ConfigError: If the data set is not the one of the run.
+            DataMissing: If the data set is not on this machine.
+        """
+        return client_summaries(self.path, None if data_root is None else str(data_root))
 
     @property
     def transcript(self) -> Transcript:

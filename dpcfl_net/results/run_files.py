@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,11 @@ def listed(line: JsonLine, key: str) -> list[Any]:
     """Return a list field, or an empty list."""
     found = line.get(key)
     return found if isinstance(found, list) else []
+
+
+def item(column: Sequence[Any], index: int) -> Any:
+    """Return an item of a column; None beyond its end, since lines of a damaged run may be short."""
+    return column[index] if index < len(column) else None
 
 
 def mapping(line: Mapping[str, Any], key: str) -> JsonLine:

@@ -37,7 +37,7 @@ ATTACKS = "Measure privacy by attacks"
 SECTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run experiments": (run.quickstart, run.run, sweep.sweep, tune.tune, launch.launch),
     "Look at results": (
-        watch.watch, run.report, compare.compare, serve.serve, watch.trace, run.inspect, run.verify, run.export, reproduce.reproduce,
+        watch.watch, run.report, compare.compare, serve.serve, watch.trace, run.clients, run.inspect, run.verify, run.export, reproduce.reproduce,
     ),
     "Configure": (new.new, documents.configs, documents.schema, account.account),
     ATTACKS: (attack.audit, conformance.conformance),

@@ -162,6 +162,29 @@ def job(
     )
 
 
+def clients(
+    folder: RunFolder,
+    data_root: Annotated[Path | None, typer.Option(help="folder of the data sets (default: that of the run)")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show whose data each client of a run has.
+
+    Each line has the client's name in your data, its records, clusters, last accuracy and epsilon spent. It reads the data set and the
+    experimenter's part of the job: no process of the run knows the names.
+    """
+    from dataclasses import asdict
+
+    from dpcfl_net.launch.cli.json_output import print_json
+    from dpcfl_net.launch.cli.screen import print_table
+    from dpcfl_net.results.clients import client_summaries, client_table
+
+    found = client_summaries(folder, None if data_root is None else str(data_root))
+    if as_json:
+        print_json([asdict(one) for one in found])
+    else:
+        print_table(client_table(found))
+
+
 def inspect(
     folder: RunFolder,
     client: Annotated[int | None, typer.Option(min=0, help="only messages of this client")] = None,
