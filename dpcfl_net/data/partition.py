@@ -16,7 +16,7 @@ from dpcfl_net.data.datasets import Images, load, mixed
 from dpcfl_net.data.disjoint import DisjointShares
 from dpcfl_net.data.quantity import SizeLaw, drawn_sizes, held_back
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.data.settings import MOST_CLIENTS, DataSettings, is_own
+from dpcfl_net.data.settings import MOST_CLIENTS, OWNED, DataSettings, is_own
 from dpcfl_net.data.slices import Slice, Slices, Split
 
 __all__ = [
@@ -242,7 +242,7 @@ def client_names(
         ConfigError: As `datasets.client_names`.
         DataMissing: As `datasets.client_names`.
     """
-    if settings.partition not in ("natural", "roles"):
+    if settings.partition not in OWNED:
         return None
     names = datasets.client_names(settings.dataset, root, settings.sha256, settings.files)
     if names is None:

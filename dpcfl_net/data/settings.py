@@ -17,6 +17,7 @@ from dpcfl_net.data.shifts import NAMES as SHIFTS
 from dpcfl_net.data.shifts import ShiftName, most_clusters
 
 MOST_CLIENTS, MOST_RECORDS = 1_000_000, 100_000_000
+OWNED = ("natural", "roles")  # partitions whose clients are owners that the data set names
 UNMIXABLE = ("shakespeare", "regression", *FORMATS)
 
 

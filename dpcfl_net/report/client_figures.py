@@ -50,7 +50,8 @@ def accuracy_by_client(view: RunView, alone: Mapping[int, float] | None = None) 
             "hovertemplate": "client %{y}: worse than alone<extra></extra>",
         })  # fmt: skip
     caption = f"After round {max(view.observed)}, on each client's own test data. {_part(view, shown)}"
-    caption += f"{len(worse)} of {len(shown)} clients fare worse than alone." if alone else ""
+    caption += f"{len(worse)} of {len(shown)} clients fare worse than alone. " if alone else ""
+    caption += "Their names: dpcfl clients RUN." if view.named_clients else ""
     layout = {
         "xaxis": axis("accuracy, %"),
         "yaxis": axis("client", type="category", categoryarray=names, autorange="reversed"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.data.settings import OWNED
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.round_times import elapsed_by_round
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
@@ -115,6 +116,11 @@ class RunView:
     def one_process(self) -> bool:
         """True if all clients ran in the calling process, so that no message was sent."""
         return in_one_process(self.config)
+
+    @property
+    def named_clients(self) -> bool:
+        """True if the data set has names for the clients, which no file of the run holds."""
+        return mapping(self.config, "data").get("partition") in OWNED
 
     @property
     def virtual(self) -> bool:

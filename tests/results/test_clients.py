@@ -93,3 +93,9 @@ def test_equal_slices_have_no_names(in_process):
     found = in_process.clients()
     assert {one.name for one in found} == {None}
     assert [one.true_cluster for one in found] == in_process.job.experiment.true_clusters
+
+
+def test_the_page_says_where_the_names_are(hospitals, in_process):
+    _, run = hospitals
+    assert "Their names: dpcfl clients RUN." in run.report().read_text()
+    assert "dpcfl clients RUN" not in in_process.report().read_text()
