@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -19,10 +18,10 @@ from typing import Any
 
 import msgpack
 
-from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_step
+from dpcfl_net.adversaries import scripts
+from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, make, round_number, usual_step
 from dpcfl_net.adversaries.reactions import Heard, Reaction
 from dpcfl_net.algorithms.base import algorithm_of
-from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.process_log import log_to_stderr
@@ -304,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "; ".join(f"{step.name}: {step.says}" for step in SCRIPT)
     parser.add_argument("--steps", default="all", help=f"names separated by commas, or all (in this order). {about}")
     given = parser.parse_args(arguments)
-    steps = chosen(given.steps)
+    steps = scripts.chosen(given.steps, SCRIPT)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
     clients = [int(number) for number in given.clients.split(",") if number]
@@ -317,14 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if absent := server.join():
             print(f"clients {absent} did not connect")
         reactions = list(play(server, steps, lambda line: print(line, flush=True)))
-    held = sum(reaction.holds for reaction in reactions)
-    print(f"{held} of {len(reactions)} reactions hold")
-    return 0 if reactions and held == len(reactions) else 3
+    return scripts.verdict(reactions)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DpcflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    scripts.run(main)

@@ -83,23 +83,6 @@ SCRIPT = (
 STEPS = {step.name: step for step in SCRIPT}
 
 
-def chosen(names: str) -> list[Step]:
-    """Return steps by their names.
-
-    Args:
-        names: Names separated by commas, or "all".
-
-    Raises:
-        ConfigError: For an unknown name.
-    """
-    if names == "all":
-        return list(SCRIPT)
-    wanted = [name.strip() for name in names.split(",")]
-    if unknown := [name for name in wanted if name not in STEPS]:
-        raise ConfigError(f"unknown step {', '.join(map(repr, unknown))}: must be of {', '.join(STEPS)}")
-    return [STEPS[name] for name in wanted]
-
-
 def usual_step(algorithm: Algorithm) -> ClientStep:
     """Return the client step with weights that the first client's plan pays for most often.
 

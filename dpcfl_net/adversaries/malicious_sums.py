@@ -7,19 +7,19 @@ dpcfl worker JOB --client 0 --connect tcp://127.0.0.1:5700 --keys KEYS --operato
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from dpcfl_net.adversaries import scripts
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.adversaries.malicious_steps import Tensors, make
 from dpcfl_net.adversaries.reactions import Heard, Said
-from dpcfl_net.adversaries.sum_attacks import SCRIPT, Forger, SumAttack, chosen_sums
+from dpcfl_net.adversaries.sum_attacks import SCRIPT, Forger, SumAttack
 from dpcfl_net.algorithms.base import Algorithm
-from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.core.run_folder import RunFolder
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "; ".join(f"{attack.name}: {attack.says}" for attack in SCRIPT)
     parser.add_argument("--steps", default="all", help=f"names separated by commas, or all. {about}")
     given = parser.parse_args(arguments)
-    attacks, reactions = chosen_sums(given.steps), list[SumReaction]()
+    attacks, reactions = scripts.chosen(given.steps, SCRIPT), list[SumReaction]()
     protocol = read_protocol(RunFolder(given.job).protocol)
     log_to_stderr()
     with MaliciousCoordinator(protocol, given.bind, given.keys, wait_s=given.wait) as server:
@@ -253,14 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             played = sums.play(t, attacks)
             reactions += played.reactions
             print(*played.reactions, f"round {t}: {played.aborted or 'the sum was opened'}", sep="\n", flush=True)
-    held = sum(reaction.holds for reaction in reactions)
-    print(f"{held} of {len(reactions)} reactions hold")
-    return 0 if reactions and held == len(reactions) else 3
+    return scripts.verdict(reactions)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DpcflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    scripts.run(main)

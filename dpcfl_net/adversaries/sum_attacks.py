@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpcfl_net.adversaries.malicious_steps import Tensors
-from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.federation.secure.keys import KEY_BYTES, public_of
 from dpcfl_net.federation.secure.terms import Terms
 
@@ -166,21 +165,3 @@ SCRIPT = (
     SumAttack("both-shares", "shares again, of another kind for one client", "secure_unmask", _without_another("survivors"),
               after=True),
 )  # fmt: skip
-ATTACKS = {attack.name: attack for attack in SCRIPT}
-
-
-def chosen_sums(names: str) -> list[SumAttack]:
-    """Return attacks by their names.
-
-    Args:
-        names: Names separated by commas, or "all".
-
-    Raises:
-        ConfigError: For an unknown name.
-    """
-    if names == "all":
-        return list(SCRIPT)
-    wanted = [name.strip() for name in names.split(",")]
-    if unknown := [name for name in wanted if name not in ATTACKS]:
-        raise ConfigError(f"unknown step {', '.join(map(repr, unknown))}: must be of {', '.join(ATTACKS)}")
-    return [ATTACKS[name] for name in wanted]

@@ -17,7 +17,8 @@ from leak_scan import Secrets, scan, secrets_of, view
 from wire_ends import open_things
 
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
-from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, chosen, make, round_number, usual_step
+from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, make, round_number, usual_step
+from dpcfl_net.adversaries.scripts import chosen
 from dpcfl_net.core import signing
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import Task
@@ -143,8 +144,8 @@ def test_real_workers_hold_at_every_step_and_the_careless_one_does_not(played):
 
 def test_a_script_is_checked_before_it_is_played(played):
     with pytest.raises(ConfigError, match=r"unknown step 'gift'.*honest, again"):
-        chosen("honest,gift")
-    assert chosen("all") == list(SCRIPT)
+        chosen("honest,gift", SCRIPT)
+    assert chosen("all", SCRIPT) == list(SCRIPT)
     with pytest.raises(ConfigError, match="no last round"):
         round_number("last", [], 6)
     assert [round_number(which, [1, 3, 4], 6) for which in ("next", "skip", "previous", "first", "left-out", "beyond")] == [

@@ -14,7 +14,8 @@ from sum_play import Greedy, added, hosts_of, rolled_back, shares_in, sum_job, s
 from dpcfl_net.adversaries import malicious_sums
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.adversaries.malicious_sums import MaliciousSums, SumPlayed
-from dpcfl_net.adversaries.sum_attacks import SCRIPT, chosen_sums
+from dpcfl_net.adversaries.scripts import chosen
+from dpcfl_net.adversaries.sum_attacks import SCRIPT
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment.job_files import Job, write_job
 from dpcfl_net.federation.secure import client_checks, client_side, masks
@@ -129,8 +130,8 @@ def test_workers_refuse_every_attack_and_pay_for_the_rounds_alone(script):
 
 def test_a_script_of_sums_is_checked_before_it_is_played():
     with pytest.raises(ConfigError, match=r"unknown step 'gift'.*other-group, box-key"):
-        chosen_sums("box-key,gift")
-    assert chosen_sums("all") == list(SCRIPT)
+        chosen("box-key,gift", SCRIPT)
+    assert chosen("all", SCRIPT) == list(SCRIPT)
 
 
 @pytest.mark.scenario(20)
