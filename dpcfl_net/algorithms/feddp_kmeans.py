@@ -33,6 +33,7 @@ WITHOUT_CLIENTS = (
 )
 CENTRES = TensorSpec("f4", ("centres", "record"))
 TALLY = TensorSpec("f4", ("tally",))
+COUNTED, TALLIED = 1.0, math.sqrt(2)  # norm of what a record adds: a 1, or the record and a 1
 
 
 class FedDPKMeans(FromModel):
@@ -137,7 +138,7 @@ class FedDPKMeans(FromModel):
         axes, points = state.memory["axes"], state.memory["points"]
         counts = fed.call(self.weights, common={"axes": axes, "points": points}).column("weight")
         total = np.stack([*counts.values()]).astype(np.float64).sum(axis=0) if counts else np.ones(POINTS)
-        kept = total > self.noise_level(counts)  # a weight that noise explains is dropped
+        kept = total > self.noise_level(counts, COUNTED)  # a weight that noise explains is dropped
         if kept.sum() < self.options.centres:
             kept = total >= np.sort(total)[-self.options.centres]
         found = KMeans(self.options.centres, n_init=10, random_state=fed.seed("k-means"))
@@ -156,7 +157,7 @@ class FedDPKMeans(FromModel):
             raise RunFailed(f"no client answered round {t}: k-means has no counts")
         each = {i: tally.astype(np.float64).reshape(k, -1) for i, tally in tallies.items()}
         whole = np.sum([*each.values()], axis=0)
-        counted = whole[:, -1] > self.noise_level(tallies)
+        counted = whole[:, -1] > self.noise_level(tallies, TALLIED)
         means = whole[:, :-1] / np.maximum(whole[:, -1:], 1.0)
         moved = np.where(counted[:, None], means, centres).astype(np.float32)
         if t < len(STEPS):
@@ -177,10 +178,15 @@ class FedDPKMeans(FromModel):
         largest = int(np.bincount(labels).argmax())
         return [found.get(i, largest) for i in fed.clients]
 
-    def noise_level(self, answered: Iterable[int]) -> float:
-        """Two deviations of the noise in a sum of counts over these clients: a count below may be noise."""
+    def noise_level(self, answered: Iterable[int], norm: float) -> float:
+        """Compute two deviations of the noise in a sum of counts: a count below may be noise.
+
+        Args:
+            answered: Clients of the sum.
+            norm: Norm of what a record adds to the release that holds the counts; its noise is scaled to it.
+        """
         noise = [given(self.protocol.client(i).noise_multiplier) for i in answered]
-        return 2 * self.options.noise_ratio * math.hypot(*noise)
+        return 2 * self.options.noise_ratio * norm * math.hypot(*noise)
 
     # ---- client half
 
@@ -198,22 +204,20 @@ class FedDPKMeans(FromModel):
     )
     def weights(self, me: Client, axes: np.ndarray, points: np.ndarray) -> Release:
         """Release the noisy number of records whose nearest point, in the subspace, is each point."""
-        return Release(weight=me.noisy_sum("weights", lambda x: np.eye(POINTS)[nearest(unit(x) @ axes.T, points)], 1.0))
+        return Release(weight=me.noisy_sum("weights", lambda x: np.eye(POINTS)[nearest(unit(x) @ axes.T, points)], COUNTED))
 
     @on_client(
         charges=["centres"], takes={"centres": CENTRES, "axes": TensorSpec("f4", ("axes", "record"))}, gives={"tally": TALLY}
     )
     def centres(self, me: Client, centres: np.ndarray, axes: np.ndarray) -> Release:
         """Release noisy sum and number of the records of each centre, nearest in the subspace."""
-        found = me.noisy_sum(
-            "centres", lambda x: tally(unit(x), nearest(unit(x) @ axes.T, centres @ axes.T), centres), math.sqrt(2)
-        )
+        found = me.noisy_sum("centres", lambda x: tally(unit(x), nearest(unit(x) @ axes.T, centres @ axes.T), centres), TALLIED)
         return Release(tally=found)
 
     @on_client(charges=["lloyd"], takes={"centres": CENTRES}, gives={"tally": TALLY})
     def lloyd(self, me: Client, centres: np.ndarray) -> Release:
         """Release noisy sum and number of the records of each centre, nearest in the whole space."""
-        found = me.noisy_sum("lloyd", lambda x: tally(unit(x), nearest(unit(x), centres), centres), math.sqrt(2))
+        found = me.noisy_sum("lloyd", lambda x: tally(unit(x), nearest(unit(x), centres), centres), TALLIED)
         return Release(tally=found)
 
 

@@ -13,6 +13,7 @@ from dpcfl_net.algorithms import feddp_kmeans
 from dpcfl_net.algorithms.feddp_kmeans import POINTS, STEPS
 from dpcfl_net.clustering.metrics import adjusted_rand_index
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import State
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -136,6 +137,27 @@ def test_a_client_without_counts_is_in_the_largest_cluster(job):
     found = algorithm.assigned({i: 30 * own for i, own in zip((0, 3, 5, 6), shares, strict=True)}, fed)
     assert found[3] == found[5] == found[6] != found[0]
     assert [found[i] for i in (1, 2, 4, 7)] == [found[3]] * 4
+
+
+@pytest.mark.parametrize("t", [3, 4])
+def test_a_centre_moves_only_if_its_count_exceeds_two_deviations_of_its_noise(job, t):
+    """A record adds itself and a 1, so that counts of centres have sqrt(2) times the noise of counts alone."""
+    algorithm = job[0].algorithm
+    deviation = 4.0 * math.sqrt(2) * math.hypot(*(entry.noise_multiplier for entry in job[0].protocol.roster))
+    tallies = {i: np.zeros((10, 65), np.float32) for i in range(8)}
+    tallies[0][:, :-1] = 1.0
+    for i, tally in tallies.items():
+        tally[2 + i, -1] = 1.9 * deviation
+    tallies[0][1, -1] = 2.1 * deviation
+    tensors = {i: tally.reshape(-1) for i, tally in tallies.items()}
+    fed = SimpleNamespace(
+        clients=range(8), seed=lambda purpose: 1, call=lambda step, common: SimpleNamespace(column=lambda name: tensors)
+    )
+    before = np.random.default_rng(3).normal(size=(10, 64)).astype(np.float32)
+    state = State(np.zeros((1, 650), np.float32), [0] * 8, {"centres": before, "axes": np.eye(10, 64, dtype=np.float32)})
+    after = algorithm.round(state, t, fed).memory["centres"]
+    assert np.flatnonzero((after != before).any(axis=1)).tolist() == [1]
+    assert after[1] == pytest.approx(np.full(64, 1 / (2.1 * deviation)))
 
 
 def made_with(job, **options):
