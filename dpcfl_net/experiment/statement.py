@@ -58,6 +58,10 @@ OBSERVED_CLUSTERS = (
     "clusters of clients in figures and files of the observer, which is outside the protocol: they come from the loss on the clients' "
     "training records and from the labels that clients send, without noise"
 )
+OBSERVED_PERSONAL = (
+    "figures of personal models in files of the observer, which is outside the protocol: clients compute them from models without "
+    "noise, and they change after the rounds in whose sample a client was"
+)
 TESTED = "evaluation on test data by the observer, which is outside the protocol"
 VALIDATED = (
     "evaluation on validation records by the observer, which is outside the protocol: they are records of clients, and its figures "
@@ -142,6 +146,8 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
     if by_client and able.published_models - able.shared_models > 1 and protocol.oracle is None:
         not_covered.append(OBSERVED_CLUSTERS)
+    if able.personal and able.plain_sgd:
+        not_covered.append(OBSERVED_PERSONAL)
     if by_client:
         not_covered.append(COUNTS)
     elif not able.plain_sgd and protocol.local.deadline_s is None:

@@ -39,6 +39,7 @@ from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training.models import build, initial
 from dpcfl_net.training.sgd import PlainSGD
+from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
 
 CLIENTS = 12
@@ -64,6 +65,8 @@ def document(algorithm, privacy, **changes):
 def job_for(folder, algorithm, privacy, **changes):
     resolved = config.resolve(document(algorithm, privacy, **changes))
     make_keys(folder / "keys", CLIENTS)
+    if resolved.privacy.secure:
+        make_identities(folder / "keys", range(CLIENTS))
     return make_job(resolved, folder / "keys")
 
 
@@ -391,6 +394,24 @@ def test_the_statement_names_clusters_that_the_observer_takes_from_training_reco
     """If the server names no clusters, the observer assigns each client to the cluster with the least training loss."""
     lines = privacy_statement(job_for(tmp_path, algorithm, privacy).protocol, None)["not_covered"]
     assert any(line.startswith("clusters of clients in figures and files of the observer") for line in lines) == named
+
+
+@pytest.mark.parametrize("trust", ["trusted-server", "secure-aggregation"])
+@pytest.mark.parametrize(("algorithm", "named"), [("dp-fedper", True), ("dp-fedavg", False)])
+def test_the_statement_names_figures_of_personal_models_that_no_noise_protects(tmp_path, algorithm, named, trust):
+    """A head never leaves its client, but its accuracy does, and shows in which rounds the client was drawn."""
+    privacy, changes = {**TRUSTED, "trust": trust}, {"model": {"name": "digits-cnn"}}
+    if trust == "secure-aggregation":
+        changes["local"] = {"batch_size": 20, "lr": 0.2, "clip": 0.5, "deadline_s": 1.0}
+    job = job_for(tmp_path, {"name": algorithm, "sampling_rate": 0.5}, privacy, **changes)
+    lines = privacy_statement(job.protocol, None)["not_covered"]
+    assert any(line.startswith("figures of personal models in files of the observer") for line in lines) == named
+
+
+def test_models_of_records_that_noise_protects_have_figures_that_it_covers(tmp_path):
+    """A personal model that DP-SGD trained on charged steps is a function of them."""
+    lines = privacy_statement(job_for(tmp_path, {"name": "local"}, SMALL["privacy"]).protocol, None)["not_covered"]
+    assert not any(line.startswith("figures of personal models") for line in lines)
 
 
 def test_a_sample_of_fixed_size_costs_more_against_clients_that_know_their_turns():
