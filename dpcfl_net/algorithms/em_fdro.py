@@ -98,7 +98,7 @@ class EMFDRO(Algorithm):
                 f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models",
             )
         return Capabilities(
-            expected_releases=float(options.clients_per_round * rounds),  # the first losses of all clients are negligible
+            expected_releases=float(options.clients_per_round * rounds),
             protects=(("sample", "untrusted-server"), ("client", "untrusted-server")),
             covers=("model updates", "validation losses, and so the draws of clients that follow from them"),
             caveats=caveats,

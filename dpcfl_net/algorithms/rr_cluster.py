@@ -12,7 +12,7 @@ from dpcfl_net.algorithms.base import INDEX, MODELS, any_norm, on_central_server
 from dpcfl_net.algorithms.client_level import round_slot
 from dpcfl_net.algorithms.rr_bases import BASES
 from dpcfl_net.algorithms.rr_options import RROptions, option_problems
-from dpcfl_net.algorithms.rr_public_labels import PUBLIC, PublicLabels
+from dpcfl_net.algorithms.rr_public_labels import PUBLIC, PublicLabels, first_labels
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State, TensorSpec
@@ -69,6 +69,7 @@ class RRCluster(PublicLabels):
             able,
             holds_state=base.stateful and not paper,
             max_models=models,
+            sent_models=_sent_models(options, setting, models),
             published_models=models,
             shared_models=base.shared,
             uses_oracle=options.base == "oracle",
@@ -297,6 +298,15 @@ class RRCluster(PublicLabels):
             return self.vector(self.contribution(update, label), self.base.shared + label)
 
         return Release(masked=me.masked_update("masked", contribute))
+
+
+def _sent_models(options: Any, setting: Setting, models: int) -> float:
+    """Average the models in a task: all of them until labels are public, then those that the client trains."""
+    if not options.labels_are_public:
+        return float(models)
+    first = 0 if options.base == "oracle" else first_labels(options) - 1
+    separate = min(first, setting.rounds) / setting.rounds
+    return separate * models + (1 - separate) * (1 + BASES[options.base].shared)
 
 
 def _without_clients(options: Any, able: Capabilities, setting: Setting) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import MODELS, any_norm, on_central_server, on_client
 from dpcfl_net.algorithms.client_level import ClientLevel
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
+from dpcfl_net.algorithms.rr_options import RROptions
 from dpcfl_net.clustering.rebalance import rebalance
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
@@ -58,8 +59,8 @@ class PublicLabels(ClientLevel):
 
     @property
     def first_labels(self) -> int:
-        """First round in which all clients release labels: under `expected` models are first separated without any."""
-        return 1 + self.options.labels_every * (self.options.guarantee == "expected")
+        """First round in which all clients release labels."""
+        return first_labels(self.options)
 
     @property
     def label_rounds(self) -> int:
@@ -186,3 +187,12 @@ class PublicLabels(ClientLevel):
     def label_plan(self) -> list[Slot]:
         """List the raw releases of a client's losses."""
         return [RawSlot("label")] * self.label_rounds
+
+
+def first_labels(options: RROptions) -> int:
+    """Return the first round in which all clients release labels: under `expected` models are first separated without any.
+
+    Args:
+        options: Options with `labels_every`.
+    """
+    return 1 + options.labels_every * (options.guarantee == "expected")

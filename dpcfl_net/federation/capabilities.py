@@ -78,6 +78,7 @@ class Capabilities:
         holds_state: True if a client's release depends on earlier rounds in which it took part.
         personal: True if clients have personal models, `me.state["model"]`, which only they can evaluate.
         max_models: Most models in one task.
+        sent_models: Of plain SGD: models in a task with an update, on average over the run; None: `max_models`.
         published_models: Most rows of `State.models`.
         model_per_client: True if row i of `State.models` is the model of client i, for any cluster.
         shared_models: First rows of `State.models` whose outputs are added to those of every cluster's model.
@@ -101,6 +102,7 @@ class Capabilities:
     holds_state: bool = False
     personal: bool = False
     max_models: int = 1
+    sent_models: float | None = None
     published_models: int = 1
     model_per_client: bool = False
     shared_models: int = 0

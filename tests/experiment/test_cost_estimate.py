@@ -1,16 +1,23 @@
-"""The interval of evaluations: a tenth of the clients' computation, from the job and the data alone."""
+"""Work of a run before it starts: messages of all tasks, and the interval of evaluations from the job and the data alone."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from conftest import SMALL
+from secure_runs import size
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.experiment.cost_estimate import EVALUATION_SHARE, TRAINING_PASSES, evaluation_interval
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.cost_estimate import EVALUATION_SHARE, TRAINING_PASSES, estimate, evaluation_interval
 from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.transport.keys import make_keys
 
 SETTINGS = {
     "name": "interval", "data": {"dataset": "digits", "clients": [2], "shift": "none", "train_per_client": 30, "test_per_client": 60},
@@ -41,3 +48,41 @@ def test_the_interval_is_the_smallest_within_the_share(finished):
     assert passes[0] <= EVALUATION_SHARE * found * passes[1]
     assert passes[0] > EVALUATION_SHARE * (found - 1) * passes[1]
     assert evaluation_interval(job, None, 3) == 3
+
+
+TRUSTED = {"unit": "client", "trust": "trusted-server", "epsilon": 8, "delta": 0.05}
+RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 1, "sampling_rate": 1.0, "guarantee": "expected"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "changes"),
+    [
+        ({"name": "r-dpcfl", "clusters": 2}, {}, {}),
+        ({"name": "feddp-kmeans", "clusters": 2}, {}, {}),
+        ({"name": "em-fdro", "clients_per_round": 2}, {}, {"validation": 0.2}),
+        ({"name": "dp-fedper", "sampling_rate": 1.0}, TRUSTED, {}),
+        ({**RR, "base": "fedcam"}, TRUSTED, {}),
+        ({**RR, "labels": "exponential", "labels_every": 2}, TRUSTED, {}),
+        ({**RR, "base": "oracle", "min_cluster_size": 0}, TRUSTED, {}),
+    ],
+    ids=["models", "sums", "losses", "a part of the model", "two models", "labels", "public clusters"],
+)
+def test_the_messages_of_a_run_are_those_that_were_expected(tmp_path, monkeypatch, algorithm, privacy, changes):
+    """Clients send updates of other sizes than the model's, and sums, losses and labels besides; labels beside updates are left out."""
+    carried, exchange = [0, 0, 0], InProcessFederation._exchange
+
+    def heard(self, kind, tasks, take, window):
+        def hear(client, tensors):
+            carried[:] = carried[0] + 1, carried[1] + size(tensors), carried[2] + size(tasks[client])
+            take(client, tensors)
+
+        return exchange(self, kind, tasks, hear, window)
+
+    monkeypatch.setattr(InProcessFederation, "_exchange", heard)
+    make_keys(tmp_path / "keys", 4)
+    data = {"dataset": "digits", "clients": [2, 2], "train_per_client": 50, "test_per_client": 20, **changes}
+    document = {**SMALL, "data": data, "local": {"batch_size": 20}, "rounds": 5, "algorithm": algorithm, "output": {}}
+    job = make_job(config.resolve({**document, "privacy": {**SMALL["privacy"], **privacy}}), tmp_path / "keys")
+    simulate(job, tmp_path, key_folder=tmp_path / "keys")
+    found = estimate(job.protocol)
+    assert carried == [found["tasks"], pytest.approx(found["bytes_up"], rel=2e-3), found["bytes_down"]]
