@@ -368,7 +368,15 @@ class Config(Section):
         clients = sum(self.data.clients)
         spans = (self.availability.spans(client, self.rounds) for client in self.availability.clients)
         away = sum(found is not None and found[0][0] > 1 for found in spans)
-        return Setting(self.rounds, clients, self.local, self.privacy, self.data.validation, away_at_first=away)
+        return Setting(
+            self.rounds,
+            clients,
+            self.local,
+            self.privacy,
+            self.data.validation,
+            away_at_first=away,
+            upload=self.communication.up,
+        )
 
     @property
     def capabilities(self) -> Capabilities:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.signed_settings import LocalTraining, ModelTemplate, PrivacyTarget
+from dpcfl_net.core.signed_settings import LocalTraining, ModelTemplate, PrivacyTarget, Upload
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.secure.stages import GROUP_SIDES, STAGES
 from dpcfl_net.privacy.events.base import Event
@@ -30,6 +30,7 @@ class Setting:
         validation: Largest fraction of its records that a client sets aside for validation.
         true_clusters: Number of true clusters; 0 unless the job holds them for the oracle.
         away_at_first: Number of clients that the availability schedule names as away in round 1.
+        upload: Form of the updates that clients send.
     """
 
     rounds: int
@@ -39,6 +40,7 @@ class Setting:
     validation: float = 0.0
     true_clusters: int = 0
     away_at_first: int = 0
+    upload: Upload = field(default_factory=Upload)
 
     @classmethod
     def of(cls, protocol: Protocol) -> Setting:
@@ -56,7 +58,10 @@ class Setting:
             validation = max(validation, entry.validation_records / (entry.records + entry.validation_records))
             away += not entry.is_there(1)
         true_clusters = max(protocol.oracle or [-1]) + 1
-        return cls(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, validation, true_clusters, away)
+        return cls(
+            protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, validation, true_clusters, away,
+            protocol.communication.up,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.runtime.one_process import federation
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.encodings import from_half, to_half
@@ -253,6 +254,7 @@ ALGORITHMS = {
     "dp-ifca": {"algorithm": {"name": "dp-ifca", "clusters": 2}},
     "km-cdpfl": {"algorithm": {"name": "km-cdpfl", "clusters": 2}},
     "mr-mtl": {"algorithm": {"name": "mr-mtl", "lam": 0.2}},
+    "mr-mtl without pull": {"algorithm": {"name": "mr-mtl", "lam": 0.0}},
     "local": {"algorithm": {"name": "local"}},
     "em-fdro": {
         "algorithm": {"name": "em-fdro", "mode": "full", "clients_per_round": 3},
@@ -269,6 +271,8 @@ ALGORITHMS = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_kind_of_algorithm_runs_with_compressed_messages(name, form, tmp_path):
     changes = {"data": FEW, **ALGORITHMS[name], "rounds": 2}
+    if (name, form["up"]) == ("mr-mtl", "topk:0.1"):
+        form = {**form, "up": FEEDBACK}
     compressed, plain = (
         simulate(made(tmp_path / kind, **changes, communication=chosen), tmp_path / kind / "ledgers")
         for kind, chosen in (("compressed", form), ("plain", {}))
@@ -276,6 +280,20 @@ def test_every_kind_of_algorithm_runs_with_compressed_messages(name, form, tmp_p
     assert compressed.models.shape == plain.models.shape
     assert np.isfinite(compressed.models).all()
     assert (compressed.models.tobytes() == plain.models.tobytes()) == (name == "local")
+
+
+def test_the_mean_of_mr_mtl_lacks_what_its_clients_have_yet_to_send_and_nothing_else(tmp_path):
+    """A client trains on from all of its model, which the server knows by the updates that it was sent."""
+    changes = {"data": FEW, "rounds": 6, "model": {"name": "linear"}, "algorithm": {"name": "mr-mtl", "lam": 0.2}}
+    job = made(tmp_path, **changes, communication={"up": {**FEEDBACK, "fraction": 0.2}})
+    with federation(job, tmp_path / "ledgers", key_folder=tmp_path / "keys") as fed:
+        state = job.algorithm.start(fed)
+        for fed.round in range(1, 7):
+            state = job.algorithm.round(state, fed.round, fed)
+        own = [fed.hosts[client].gate.state() for client in fed.clients]
+    mean, waiting = (np.mean([each[name] for each in own], axis=0) for name in ("model", "residual of train update"))
+    assert np.linalg.norm(waiting) > 0.1
+    assert state.models[0] + waiting == pytest.approx(mean, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +311,10 @@ def test_every_kind_of_algorithm_runs_with_compressed_messages(name, form, tmp_p
                 "algorithm": {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 1.0},
             },
             "communication.up.error_feedback is true: needs privacy.trust untrusted-server",
+        ),
+        (
+            {"communication": {"up": "topk:0.1"}, "algorithm": {"name": "mr-mtl", "lam": 0.1}},
+            "communication.up.error_feedback is false: must be true for mr-mtl with form top-k",
         ),
     ],
 )
