@@ -18,8 +18,8 @@ from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 WITHOUT_CLIENTS = (
-    "the mean moves by the updates that arrived, weighted by records over all clients, so that it stays the mean of all models; the "
-    "others keep their personal models"
+    "the mean moves by the updates that arrived, weighted by records over all clients, so that it stays the mean of all models but for "
+    "updates that came too late or were lost, which only the personal models have; clients without a task keep theirs"
 )
 
 
@@ -86,7 +86,7 @@ class MRMTL(Algorithm):
             lambda client, release: means.add(0, client, release["update"]),
             common={"mean": state.models[0]},
         )
-        # Over all clients: the model of a client without an update stays, and counts in the mean as before.
+        # Over all clients: the model of a client without a task stays, and counts in the mean as before.
         moves = means.sums().totals / sum(self.protocol.records.values())
         return replace(state, models=state.models + moves.astype(np.float32))
 
