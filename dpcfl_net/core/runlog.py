@@ -38,7 +38,8 @@ class Lines:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(self._handle).st_size
         if size and os.pread(self._handle, 1, size - 1) != b"\n":
-            os.write(self._handle, b"\n")
+            with naming(path):
+                os.write(self._handle, b"\n")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one object; NaN and infinity become null.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm
+from dpcfl_net.core.atomic import replacing
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
@@ -134,7 +135,8 @@ class ServerRecords:
         )
         self.span("coordinator", "wait", t, self._round_start, now)
         for name, group in arrays.items():
-            np.savez(self._files.path / f"{name}.npz", **group)
+            with replacing(self._files.path / f"{name}.npz") as file:
+                np.savez(file, **group)
         self._round_start, self._wall_start = now, time.time()
 
 

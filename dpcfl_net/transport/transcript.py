@@ -132,9 +132,10 @@ class Transcript:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with naming(self.path):
+                file.close()
 
 
 def read(path: str | Path) -> Reader:

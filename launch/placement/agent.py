@@ -30,7 +30,7 @@ from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
 from dpcfl_net.launch.placement.base import ClientRange
-from dpcfl_net.launch.placement.host_aggregator import FOLDER, LOG_TAIL, LOOK_S, HostAggregator
+from dpcfl_net.launch.placement.host_aggregator import FOLDER, LOOK_S, HostAggregator, end_of_log
 from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter
 from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, local_node, own_slots
 from dpcfl_net.launch.placement.messages import (
@@ -249,8 +249,8 @@ class Agent:
         handle.close()
         assert code is not None
         self._send_ledgers()
-        log = handle.log_path.read_bytes()[self._log_from[handle.log_path] :] if handle.log_path.exists() else b""
-        self._send(WorkerEnded(first=first, code=code, log=log[-LOG_TAIL:].decode(errors="replace")))
+        log = end_of_log(handle.log_path, self._log_from[handle.log_path], handle.reason)
+        self._send(WorkerEnded(first=first, code=code, log=log))
 
     def _send_ledgers(self) -> None:
         for ledger in self._ledgers.values():

@@ -80,6 +80,10 @@ class Handle(Protocol):
     def sentinel(self) -> int:
         """A file descriptor that becomes readable when the process has ended."""
 
+    @property
+    def reason(self) -> str:
+        """Message of its failure, once it has ended; empty if only its log has one."""
+
     def poll(self) -> int | None:
         """Return the exit code, or `LOST` if its host is lost; None while it runs."""
 
@@ -137,15 +141,18 @@ class Launcher(Protocol):
         """End all workers that still run."""
 
 
-def failure(title: str, code: int | None, log: Path) -> DpcflError:
+def failure(title: str, code: int | None, log: Path, reason: str = "") -> DpcflError:
     """Build the error of a run that cannot continue without a process.
 
     Args:
         title: Name of the process.
         code: Its exit code; None if unknown.
-        log: Its log, whose last line becomes part of the message.
+        log: Its log.
+        reason: Message of its failure, whose last line becomes part of this one; empty: the last line of the log does.
     """
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    if not reason and log.exists():
+        reason = log.read_text(errors="replace")
+    lines = reason.strip().splitlines()
     last = lines[-1] if lines else "no message"
     error = RunFailed(f"{title} ended with code {code}: {last} (log: {log})")
     if code in (2, 3):

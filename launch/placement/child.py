@@ -47,6 +47,7 @@ _SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_
 _MAIN = "import sys; sys.path[:] = {path!r}; from dpcfl_net.launch.placement.fork_server import main; main()"
 FORK_S = 120.0  # time for a fork server to load its libraries and fork
 LOOK_S = 0.1  # between looks at signals while they load
+LONGEST_END = 16 << 10  # bytes of an exit code with its message
 CODE_S = 5.0  # time for a fork server to report the exit code of a process that has ended
 
 
@@ -70,12 +71,16 @@ class Child:
         log: Its log.
         pid: Process id.
         sentinel: Handle of the process; readable when it has ended.
-        channel: Socket on which its fork server reports the exit code. The process ends when it is closed.
+        channel: Socket on which it or its fork server reports the exit code. The process ends when it is closed.
+
+    Attributes:
+        reason: Message of its failure, once it has ended; empty if it sent none.
     """
 
     def __init__(self, title: str, log: Path, pid: int, sentinel: int, channel: socket.socket) -> None:
         self.title, self.log, self.pid, self.sentinel, self._channel = title, log, pid, sentinel, channel
         self._code: int | None = None
+        self.reason = ""
 
     def alive(self, patience_s: float = 0) -> bool:
         """Return True if it still runs after `patience_s` seconds."""
@@ -101,12 +106,14 @@ class Child:
 
     def failure(self, code: int | None) -> DpcflError:
         """Build the error of a run that cannot continue without it."""
-        return failure(self.title, code, self.log)
+        return failure(self.title, code, self.log, self.reason)
 
     def _read_code(self) -> int:
         self._channel.settimeout(CODE_S)
         try:
-            return int(self._channel.recv(64))
+            code, _, text = self._channel.recv(LONGEST_END).partition(b" ")
+            self.reason = text.decode(errors="replace")
+            return int(code)
         except (OSError, ValueError):  # the fork server has ended before it
             return LOST
 

@@ -3,8 +3,8 @@
 It runs no thread, opens no network socket, draws no random number and never starts CUDA: children would inherit it. A request is
 one message on a Unix socket: the title of the child, with file descriptors of its channel, its log, its arguments and whatever
 else it needs. The arguments are read by the child alone, so that a fork server never holds a configuration that it was not
-started with. On the channel the child sends a handle of itself and its exit code; the fork server sends that of a child that was
-killed.
+started with. On the channel the child sends a handle of itself, and its exit code with the message of its failure, which a full
+disk keeps out of its log; the fork server sends the code of a child that was killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, cast
 import setproctitle
 from pydantic import TypeAdapter
 
-from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.errors import DpcflError, RunFailed
+from dpcfl_net.core.files import EXHAUSTED, reason
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.launch.interrupts import ignore_terminal_signals
 from dpcfl_net.training import memory
@@ -35,6 +36,7 @@ from dpcfl_net.training import memory
 CHANNEL, FIRST_FREE = 3, 4  # descriptors of a child: its channel, and the first of those that its specification names
 MOST_DESCRIPTORS = 16
 LONGEST_TITLE = 4096
+LONGEST_TEXT = 2000  # characters of a message of a child that has failed
 _HIGH = 64  # descriptors from here on are out of the way while a child's are put in their places
 # All that the coordinator needs: no data, configuration or experiment.
 COORDINATOR_MAIN = "dpcfl_net.runtime.coordinator:run_coordinator"
@@ -154,7 +156,7 @@ def run(title: str, content: bytes, environment: dict[str, str]) -> None:
         environment: The inherited environment variables; `os.environ` would decode each of them again.
     """
     setproctitle.setproctitle(f"dpcfl {title}")
-    code = 0
+    code, text = 0, ""
     try:
         start = Start(**json.loads(content))
         if environment != start.environment:  # a worker's is that of its parent
@@ -165,20 +167,28 @@ def run(title: str, content: bytes, environment: dict[str, str]) -> None:
         log_to_stderr()
         function, argument = main_function(start.main)
         function(argument.validate_json(start.argument))
-    except DpcflError as error:
-        code = error.exit_code
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    except BaseException:
-        code = 70
-        import traceback
-
-        traceback.print_exc()
+    except BaseException as error:
+        code, text = _failure(error)
     finally:  # also if its log cannot be written, on a full disk
         try:
-            _tell(code)
+            _tell(code, text)
             sys.stdout.flush()
         finally:
             os._exit(code)  # forked children skip the parent's exit handlers
+
+
+def _failure(error: BaseException) -> tuple[int, str]:
+    """Write an error to the log, if it can be written; return exit code and message."""
+    if isinstance(error, OSError) and error.errno in EXHAUSTED:
+        error = RunFailed(f"{error.filename or 'a file'}: {reason(error)}")
+    with contextlib.suppress(OSError):
+        if isinstance(error, DpcflError):
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        else:
+            import traceback
+
+            traceback.print_exception(error)
+    return error.exit_code if isinstance(error, DpcflError) else 70, f"{type(error).__name__}: {error}"
 
 
 @cache
@@ -196,10 +206,10 @@ def main_function(name: str) -> tuple[Callable[[Any], None], TypeAdapter[Any]]:
     return function, TypeAdapter(kind)
 
 
-def _tell(code: int) -> None:
-    """Send the exit code to the launcher: the fork server, which would send it, may have been killed."""
+def _tell(code: int, text: str) -> None:
+    """Send exit code and message to the launcher: the fork server, which would send the code, may have been killed."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(CHANNEL)) as end:  # the launcher no longer waits for it
-        end.send(str(code).encode())
+        end.send(f"{code} {text[:LONGEST_TEXT]}".encode(errors="replace"))
 
 
 def _exit_with_launcher() -> None:

@@ -152,8 +152,7 @@ class HostAggregator:
         assert code is not None
         for tail in self._tails:
             yield from tail.new_lines()
-        log = child.log.read_bytes()[self._log_from :]
-        yield AggregatorEnded(code=code, log=log[-LOG_TAIL:].decode(errors="replace"))
+        yield AggregatorEnded(code=code, log=end_of_log(child.log, self._log_from, child.reason))
 
     def close(self) -> None:
         """End its process."""
@@ -166,6 +165,18 @@ class HostAggregator:
         if self._losses is not None:
             self._losses.close()
             self._losses = None
+
+
+def end_of_log(log: Path, start: int, reason: str) -> str:
+    """Return the end of the log of a process that has ended.
+
+    Args:
+        log: The log.
+        start: Byte at which the process began to write.
+        reason: Message of its failure, added where a full disk has kept it out of the log.
+    """
+    text = log.read_bytes()[start:][-LOG_TAIL:].decode(errors="replace") if log.exists() else ""
+    return text if reason in text else "\n".join(filter(None, (text.rstrip("\n"), reason)))
 
 
 class _Tail:

@@ -59,6 +59,11 @@ class LocalHandle:
         self.sentinel: int = child.sentinel
         self.log_path = child.log
 
+    @property
+    def reason(self) -> str:
+        """See `base.Handle`."""
+        return self._child.reason
+
     def poll(self) -> int | None:
         """See `base.Handle`."""
         return self.wait(0)

@@ -26,6 +26,8 @@ class RemoteProcess:
         log: File for the end of its log.
     """
 
+    reason = ""  # its agent adds it to the log
+
     def __init__(self, log: Path) -> None:
         self.log_path, self._has_ended = log, threading.Event()
         self._code: int | None = None

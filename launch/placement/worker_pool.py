@@ -153,7 +153,7 @@ class WorkerPool:
         """
         worker = self._running.pop(sentinel)
         assert worker.handle is not None
-        code, log = worker.handle.wait(), worker.handle.log_path
+        code, log, reason = worker.handle.wait(), worker.handle.log_path, worker.handle.reason
         worker.handle.close()
         worker.handle = None
         self._exit_deadlines.pop(worker.first, None)
@@ -161,7 +161,7 @@ class WorkerPool:
             self._lose(worker)  # it was told to leave, which happens once where no client makes room for another
         if code == 0 or not worker.wanted:
             return
-        error = failure(worker.process.title, code, log)
+        error = failure(worker.process.title, code, log, reason)
         if code not in (2, 3) and worker.restarts < self._limits.max_restarts:
             worker.restarts += 1
             self._queued[worker.first] = worker

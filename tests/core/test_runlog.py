@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from full_disk import files_do_not_grow
 
 from dpcfl_net.core import runlog
 
@@ -78,3 +79,11 @@ def test_a_warning_without_its_text_or_time_is_damaged(tmp_path, line):
     path.write_text('{"time":1,"text":"kept"}\n' + line + "\n")
     assert [found["text"] for found in runlog.read(path)] == ["kept"]
     assert runlog.unreadable(path) == 1
+
+
+def test_a_full_disk_at_the_end_of_a_fragment_names_the_file(tmp_path):
+    path = tmp_path / "messages.jsonl"
+    path.write_bytes(b'{"round": 1}\n{"rou')
+    with files_do_not_grow(), pytest.raises(OSError, match="File too large") as found:
+        runlog.Lines(path)
+    assert found.value.filename == str(path)

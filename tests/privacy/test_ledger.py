@@ -184,8 +184,9 @@ def test_a_failed_write_stops_this_opening_and_the_next_one_recovers(folder, mon
     with open_ledger(folder) as ledger:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwritev", full)
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(OSError, match="No space") as found:
                 debit(ledger, 4)
+            assert found.value.filename == str(folder)
         with pytest.raises(LedgerError, match="ledger-closed"):
             debit(ledger, 5)
     with open_ledger(folder) as ledger:

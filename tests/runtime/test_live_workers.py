@@ -187,6 +187,8 @@ def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
 class Exits:
     """Launcher and handle of processes that have ended with a code."""
 
+    reason = ""
+
     def __init__(self, code: int, log_path: Path) -> None:
         self.code, self.log_path, self.sentinel = code, log_path, 0
 

@@ -6,6 +6,8 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dpcfl_net.core.files import naming
+
 
 @contextmanager
 def files_do_not_grow() -> Iterator[None]:
@@ -16,3 +18,9 @@ def files_do_not_grow() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def fill(path: str) -> None:
+    """Fail as a write to a file on a full disk does; the main function of a child process."""
+    with naming(path), open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"more than there is space for")

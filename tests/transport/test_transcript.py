@@ -63,7 +63,9 @@ def test_a_full_disk_names_the_transcript(tmp_path: Path) -> None:
     transcript.record("up", "client 3", encode(Stamp("ab", "0" * 64).header(kind="HELLO")))
     with files_do_not_grow(), pytest.raises(OSError, match="File too large") as found:
         transcript.flush()
-    transcript.close()
+    assert found.value.filename == str(tmp_path / "t")
+    with files_do_not_grow(), pytest.raises(OSError, match="File too large") as found:
+        transcript.close()
     assert found.value.filename == str(tmp_path / "t")
 
 

@@ -42,6 +42,7 @@ from typing import Any
 from dpcfl_net.core.atomic import DRAFT, remove_drafts, write_all
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.files import naming
 from dpcfl_net.core.locks import try_lock
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import LINES, Chain, read_chain
@@ -112,7 +113,8 @@ class Ledger:
             if self._journal is not None:
                 stack.callback(self._journal.close)
             if usable:
-                self._flush_lines()
+                with naming(self.folder):
+                    self._flush_lines()
         self._append_fd, self._journal = -1, None
 
     def __enter__(self) -> Ledger:
@@ -311,8 +313,9 @@ class Ledger:
         for entry in self._entries:
             self._history.add(entry)
         self._append_fd = os.open(self.folder / LINES, os.O_WRONLY | os.O_APPEND)
-        os.ftruncate(self._append_fd, chain.kept)
-        write_all(self._append_fd, chain.unwritten)
+        with naming(self.folder):
+            os.ftruncate(self._append_fd, chain.kept)
+            write_all(self._append_fd, chain.unwritten)
         self._usable = True
         self._recover(chain)
 
@@ -370,7 +373,8 @@ class Ledger:
         """After an error inside, the files are ahead of this object: the ledger must be opened again."""
         self._check_usable()
         self._usable = False
-        yield
+        with naming(self.folder):
+            yield
         self._usable = True
 
 

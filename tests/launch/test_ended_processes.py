@@ -1,0 +1,48 @@
+"""A process that ends says why also if its log cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpcfl_net.launch.placement.child import ForkServer, role_environment, start_of
+from dpcfl_net.launch.placement.host_aggregator import end_of_log
+
+
+def message_of(main: str, argument: object, log: Path) -> str:
+    """Message of a child that has failed."""
+    server = ForkServer()
+    try:
+        child = server.fork("the child", start_of(main, argument, role_environment()), log)
+        try:
+            return str(child.failure(child.wait(60)))
+        finally:
+            child.close()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("log", ["log", "full"])
+def test_a_full_disk_is_told_with_the_file_and_the_code_of_a_failed_run(tmp_path, log):
+    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "log").write_text("round 2 of 6 done\n")
+    found = message_of("full_disk:fill", "/some/file", tmp_path / log)
+    assert found == (f"the child ended with code 4: RunFailed: /some/file: no space left on the device (log: {tmp_path / log})")
+
+
+def test_another_error_is_told_too_where_the_log_cannot_be_written(tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    found = message_of("full_disk:empty", "", tmp_path / "full")
+    assert found.startswith("the child ended with code 70: AttributeError: module 'full_disk' has no attribute 'empty'")
+
+
+def test_an_agent_sends_the_end_of_a_log_with_the_message_that_it_lacks(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("of an earlier process\nround 2 of 6 done\n")
+    start = len("of an earlier process\n")
+    assert end_of_log(log, start, "RunFailed: disk") == "round 2 of 6 done\nRunFailed: disk"
+    assert end_of_log(log, start, "") == "round 2 of 6 done\n"
+    log.write_text("RunFailed: disk\n")
+    assert end_of_log(log, 0, "RunFailed: disk") == "RunFailed: disk\n"
+    assert end_of_log(tmp_path / "none", 0, "RunFailed: disk") == "RunFailed: disk"
