@@ -286,6 +286,24 @@ def test_a_changed_answer_is_noticed_before_it_is_used(folder):
             open_ledger(folder)
 
 
+@pytest.mark.parametrize("removed", [2, 3])
+def test_a_removed_answer_is_noticed_before_an_older_state_is_used(folder, removed):
+    files = [path for path in (folder / "releases").iterdir() if b"bytes %d" % removed in path.read_bytes()]
+    (only,) = files
+    only.unlink()
+    with pytest.raises(LedgerError, match=f"the result of entry {removed} is missing") as error:
+        open_ledger(folder)
+    assert error.value.code == "ledger-broken"
+
+
+def test_a_removed_answer_that_is_no_longer_kept_is_not_missed(folder):
+    (old,) = [path for path in (folder / "releases").iterdir() if b"bytes 1" in path.read_bytes()]
+    old.unlink()
+    with open_ledger(folder) as ledger:
+        assert ledger.lookup("job-1") == Expired()
+        assert ledger.state("job") == b"state 3"
+
+
 def test_a_key_put_under_another_debit_is_noticed(folder):
     with open_ledger(folder) as ledger:
         debit(ledger, 4)
@@ -456,13 +474,14 @@ def test_a_debit_that_hardly_began_costs_nothing(folder, cut):
 def test_left_over_temporary_files_are_removed_and_half_erased_keys_erased(folder):
     with open_ledger(folder) as ledger:
         charged = debit(ledger, 4)
-    content = bytearray((folder / "journal").read_bytes())
+        content = bytearray((folder / "journal").read_bytes())
+        ledger.store(charged.sequence, Stored("release", b"bytes 4"))
     at = slot_start(4) + KEY_AT
     content[at : at + 5] = bytes(5)
     (folder / "journal").write_bytes(content)
     (folder / f".journal.7{DRAFT}").write_bytes(b"half a journal")
     with open_ledger(folder) as ledger:
-        assert ledger.lookup("job-4") == Expired()
+        assert ledger.lookup("job-4") == Stored("release", b"bytes 4")
     assert charged.key[5:] not in (folder / "journal").read_bytes()
     assert sorted(path.name for path in folder.iterdir()) == ["journal", "ledger.jsonl", "lock", "releases"]
 

@@ -25,7 +25,8 @@ request is computed again from key, request and the state before it. If the bits
 never leaves with two roundings. A crash before the mark is whole means that no answer was sent: as in step 3.
 
 Edits and rollbacks: the journal counts the lines, holds the last of them, and notes up to which line ledger.jsonl was flushed, at the
-latest by `close`. A shorter or different ledger.jsonl, or a journal that is older than it, does not open.
+latest by `close`. A shorter or different ledger.jsonl, or a journal that is older than it, does not open. Nor does a ledger without the
+result of a debit of the last two rounds whose key is erased, since the result was on the device before.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from dpcfl_net.privacy.ledger.chain import LINES, Chain, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest
 from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal
-from dpcfl_net.privacy.ledger.release_store import ReleaseStore, Stored, seal_state
+from dpcfl_net.privacy.ledger.release_store import ReleaseStore, Stored, recent_rounds, seal_state
 
 RELEASES = "releases"
 
@@ -333,11 +334,24 @@ class Ledger:
             self._enter(Entry(self._next, "torn", **{name: begun[name] for name in ("job", "round", "kind", "id")}))
         self._releases = ReleaseStore(self.folder / RELEASES, self._disk, self._entries, journal.with_key(answered=False))
         self._releases.remove_cut()
+        self._check_results()
         for sequence in (*journal.with_key(answered=False), *journal.with_key(answered=True)):
             if sequence in self._releases:
                 journal.erase(sequence)
         for job in {entry.job for entry in self._history.debits.values()}:
             self._prune(job)
+
+    def _check_results(self) -> None:
+        """Raise LedgerError if a recent result is missing: an older client state would pass for the newest one."""
+        slots, pending = self._open_journal.image.slots, self._open_journal.with_key(answered=False)
+        answered = [entry for n, entry in enumerate(self._entries) if n in slots and n not in pending and entry.type == "debit"]
+        for job in {entry.job for entry in answered}:
+            mine = [entry for entry in answered if entry.job == job]
+            kept = recent_rounds(entry.round for entry in mine)
+            for entry in mine:
+                erased = slots[entry.sequence].key is None
+                if erased and entry.round in kept and entry.sequence not in self._releases:
+                    raise broken(f"{self.folder / RELEASES}: the result of entry {entry.sequence} is missing")
 
     def _enter(self, entry: Entry, key: bytes | None = None) -> None:
         """Add an entry: durably to the journal, then to ledger.jsonl."""

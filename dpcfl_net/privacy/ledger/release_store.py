@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -166,7 +166,7 @@ class ReleaseStore:
             The debits of `repeatable` that need not be repeated any more.
         """
         mine = {n: header["round"] for n, header in self._headers.items() if header["job"] == job}
-        kept = sorted({*mine.values(), *repeatable.values()})[-KEPT_ROUNDS:]
+        kept = recent_rounds([*mine.values(), *repeatable.values()])
         needed = {self._newest_state(job), *(self._newest_state(job, n) for n, t in repeatable.items() if t in kept)}
         for sequence, answered in mine.items():
             if answered not in kept and sequence not in needed:
@@ -181,6 +181,15 @@ class ReleaseStore:
     def _newest_state(self, job: str, before: int | None = None) -> int | None:
         found = (n for n, header in self._headers.items() if header["job"] == job and header["state"] is not None)
         return max((n for n in found if before is None or n < before), default=None)
+
+
+def recent_rounds(answered: Iterable[int]) -> list[int]:
+    """Return the rounds whose results are kept.
+
+    Args:
+        answered: Rounds with a result, in any order.
+    """
+    return sorted(set(answered))[-KEPT_ROUNDS:]
 
 
 def answers(folder: Path, entries: Sequence[Entry]) -> dict[int, str]:
