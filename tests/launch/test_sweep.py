@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.locks import locked
 from dpcfl_net.experiment import config
 from dpcfl_net.launch import sweep_axes, sweep_grid, sweeps
 
@@ -287,3 +289,32 @@ def test_a_cell_whose_job_cannot_be_made_leaves_no_folder(tmp_path):
     outcome = sweeps.run_cell(cell, tmp_path / "store")
     assert (outcome.state, "privacy.epsilon is 1e-09" in outcome.error) == ("failed", True)
     assert os.listdir(tmp_path / "store") == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dpcfl_net.experiment import config
+from dpcfl_net.launch import sweeps
+
+class Killed:
+    def prepare(self, step):
+        if step.startswith("noise multiplier"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sweeps.run_cell(config.load(sys.argv[1]), Path(sys.argv[2]), Killed())
+"""
+
+
+def test_a_cell_that_was_killed_in_its_preparation_leaves_its_keys_until_the_next_try_only(tmp_path):
+    path, store = tiny(tmp_path / "c", runtime={"federation": "in-process"}, output={"transcript": "off"}), tmp_path / "store"
+    killed = subprocess.run([sys.executable, "-c", KILLED, path, store], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    cell = config.load(path)
+    folder, (left,) = sweep_grid.cell_folder(cell, store), store.iterdir()
+    assert (left / "keys" / "operator" / "operator.secret").exists()
+    preparing = left.with_name(f".{folder.name}.{'a' * 16}")  # by another process, which lives
+    preparing.mkdir()
+    with locked(preparing / ".lock"):
+        assert sweeps.run_cell(cell, store).state == "finished"
+    assert sorted(store.iterdir()) == sorted([folder, preparing])
