@@ -61,6 +61,13 @@ class RelayProcess:
         times = psutil.Process(self.process.pid).cpu_times()
         return times.user + times.system
 
+    def waited_s(self) -> float:
+        """Seconds for which it could run and other processes had the processors; 0 where the system does not count them."""
+        try:
+            return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+
     def stop(self) -> list[dict[str, Any]]:
         """End the relay; returns the last report of each client."""
         self.process.terminate()

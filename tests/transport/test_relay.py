@@ -34,6 +34,8 @@ from dpcfl_net.transport.links.link import Link
 from dpcfl_net.transport.links.relay import MOST_CONNECTIONS
 from dpcfl_net.transport.links.schedule import Schedule, Step
 
+MOST_ATTEMPTS = 15  # on a busy machine
+
 
 def rate(mbps: float, **more: Any) -> Link:
     return Link(up_bps=mbps * 1e6, down_bps=mbps * 1e6, **more)
@@ -67,8 +69,8 @@ class Meter:
             return self.ended[client] - started if up else time.monotonic() - self.ended[client]
 
 
-def errors_of_21_clients(folder: Path, seconds: float, up: bool) -> list[tuple[float, float]]:
-    """Relative error of a transfer of each client, seven at 1, 10 and 100 Mbit/s, all at once."""
+def errors_of_21_clients(folder: Path, seconds: float, up: bool) -> tuple[list[float], float]:
+    """Relative error of a transfer of each client, seven at 1, 10 and 100 Mbit/s, all at once; seconds that the relay waited to run."""
     meter, latency_s = Meter(), 0.02
     rates = [mbps for mbps in (1, 10, 100) for _ in range(7)]
     links = [rate(mbps, latency_s=latency_s) for mbps in rates]
@@ -77,30 +79,38 @@ def errors_of_21_clients(folder: Path, seconds: float, up: bool) -> list[tuple[f
         ThreadPoolExecutor(21) as pool,
         RelayProcess(folder, server.address, links) as relay,
     ):
-        before_s = relay.cpu_s()
+        before_s, waited_before_s = relay.cpu_s(), relay.waited_s()
         sizes = [int(mbps * 125_000 * seconds) for mbps in rates]
         took = list(pool.map(lambda i: meter.seconds(relay, i, sizes[i], up), range(21)))
-        spent_s = relay.cpu_s() - before_s
+        spent_s, waited_s = relay.cpu_s() - before_s, relay.waited_s() - waited_before_s
     found = []
     for mbps, size, took_s in zip(rates, sizes, took, strict=True):
         found.append((mbps, took_s / Schedule(rate(mbps, latency_s=latency_s)).transfer_time(size, "up") - 1))
     for mbps in (1, 10, 100):
         errors = [error for other, error in found if other == mbps]
         print(f"{'up' if up else 'down':4} {mbps:4} Mbit/s x 7, {seconds} s: {min(errors):+.2%} to {max(errors):+.2%}")
-    print(f"relay: {spent_s / sum(sizes) * 1e9:.2f} ms of processor time per MB ({sum(sizes) / 1e6:.0f} MB)")
-    return found
+    print(
+        f"relay: {spent_s / sum(sizes) * 1e9:.2f} ms of processor time per MB ({sum(sizes) / 1e6:.0f} MB), waited {waited_s:.2f} s"
+    )
+    return [error for _, error in found], waited_s
 
 
 def assert_rates(folder: Path, seconds: float, up: bool, tolerance: float) -> None:
-    """No client is ever faster than its link; none is slower in each of three attempts, since a busy machine delays some."""
-    slowest = [float("inf")] * 21
-    for attempt in range(3):
+    """No client is ever faster than its link; none is slower in each of three attempts.
+
+    Attempts in which other processes kept the relay waiting for a third of the tolerance are not among the three.
+    """
+    slowest, counted = [float("inf")] * 21, 0
+    for attempt in range(MOST_ATTEMPTS):
         (folder / str(attempt)).mkdir()
-        errors = [error for _, error in errors_of_21_clients(folder / str(attempt), seconds, up)]
+        errors, waited_s = errors_of_21_clients(folder / str(attempt), seconds, up)
         assert min(errors) > -0.01
         slowest = [min(pair) for pair in zip(slowest, errors, strict=True)]
         if max(slowest) < tolerance:
             return
+        counted += waited_s < seconds * tolerance / 3
+        if counted == 3:
+            break
     raise AssertionError(f"errors of the fastest attempt of each client: {slowest}")
 
 
