@@ -137,16 +137,19 @@ def test_clients_that_are_cut_off_are_not_in_the_sum_and_too_few_abort_the_round
 @pytest.mark.parametrize("stage", STAGES)
 def test_workers_that_are_stopped_at_a_stage_cost_the_round_at_most(tmp_path, stage, count):
     stops = [{"stop": f"client {c}", "at": {"round": 2, "step": "charged", "task": stage}, "seconds": 8} for c in range(count)]
-    limits = {"quorum": 0.5, "round_timeout_s": 2}
-    folder, _ = run(tmp_path, chaos(tmp_path, processes=stops), settings(COINS, rounds=6, runtime=limits))
+    # At most three timeouts fall into the stop, so that the last rounds begin long after it; a healthy client has time on a busy machine.
+    limits, rounds = {"quorum": 0.5, "round_timeout_s": 3}, 9
+    kept = {"keep_checkpoints": rounds}
+    folder, _ = run(tmp_path, chaos(tmp_path, processes=stops), settings(COINS, rounds=rounds, runtime=limits, output=kept))
     assert state_of(folder) == "finished"
     found = sums(folder)
     assert (found[0], found[-1]) == ("ok", "ok")
     assert all(text == "ok" or "needs 3" in text or "too few valid shares" in text for text in found)
     states = Checkpoints(folder / "checkpoints")
-    for t in range(2, 7):
-        if found[t - 1] != "ok" and {t - 1, t} <= set(states.rounds()):
-            assert states.read(t)[1].models.tobytes() == states.read(t - 1)[1].models.tobytes()
+    assert states.rounds() == list(range(1, rounds + 1))
+    for t in range(2, rounds + 1):
+        if found[t - 1] != "ok":
+            assert states.read(t).models.tobytes() == states.read(t - 1).models.tobytes()
     for lines in charges(folder).values():
         assert len(lines) == len(set(lines))
     checked = dpcfl("verify", folder)
