@@ -22,6 +22,7 @@ from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.new_run import prepare
 from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.launch.preparation import StepRecorder
+from dpcfl_net.launch.resumed_ledgers import check_ledgers
 from dpcfl_net.launch.run_recorder import RunRecorder
 from dpcfl_net.results import models, summary
 
@@ -87,6 +88,7 @@ def run_in(
     Raises:
         RunInUse: If another process runs the folder.
         ConfigError: If an earlier version started the run, as `check_runnable`.
+        LedgerError: If the ledger of a client that has answered is missing, as `check_ledgers`.
         DpcflError: If a new run fails before it begins.
     """
     if options.interrupts is None:
@@ -173,6 +175,8 @@ class _Attempt:
             if self.is_new:
                 prepare(folder, config, placement, steps.begin)
             job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
+            if not self.is_new and not RunFolder(folder).placement.exists():  # agents check those of other hosts
+                check_ledgers(folder, job)
         recorder = RunRecorder(
             folder, job, options.seconds_before, processes, durable=summary.flushes(config.runtime.model_dump(), job)
         )
