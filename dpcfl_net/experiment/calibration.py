@@ -11,7 +11,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import Roster
 from dpcfl_net.data import cache
-from dpcfl_net.federation.claim import NoisyPlan, noisy_plans, plan_events, protected, without_guarantee
+from dpcfl_net.federation.claim import NoisyPlan, noisy_plans, plan_events, plan_problem, protected, without_guarantee
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key
 from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
@@ -31,9 +31,11 @@ def calibrated(protocol: Protocol) -> Protocol:
 
     Raises:
         ConfigError: If no noise meets the target, a dataset ledger is requested without a finite epsilon, or the noise of secure
-            sums is too coarse, or a plan changes between two calls.
+            sums is too coarse, or a plan changes between two calls, or holds a slot whose event is not its cost in this job.
     """
     algorithm = algorithm_of(protocol)
+    if problem := plan_problem(algorithm):
+        raise ConfigError(problem)
     solved: dict[NoisyPlan, float | None] = {}
     reasons = without_guarantee(algorithm)
     if reasons and protocol.ledger_scope == "dataset":

@@ -171,6 +171,11 @@ def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:
     protocol, found = algorithm.protocol, list[str]()
     for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
         found.append(f"any other use of the records by the code of {own} in the client's process")
+    if protocol.privacy.trust == "trusted-server" and is_plugin(protocol.algorithm):
+        found.append(
+            f"any other use of raw releases by the code of {protocol.algorithm} in the server's process: epsilon covers what its central "
+            "steps add noise to"
+        )
     if protocol.security == "none":
         found.append("the network: messages on loopback are not encrypted")
     if protocol.oracle is not None:

@@ -100,9 +100,11 @@ class Federation:
         refused: Clients that refused the last call.
         reasons: Reason by client that gave no release to the last call; silent clients have none.
         central_server: The trusted server; None if the job trusts no server.
+        in_central_step: True while a trusted server runs a central step, the only code that its raw releases may reach.
     """
 
     central_server: CentralDPServer | None = None
+    in_central_step = False
 
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
         self.protocol, self.quorum = protocol, quorum
@@ -265,6 +267,12 @@ class Federation:
         refusals_count: bool = False,
     ) -> list[int]:
         """Deliver a call, pass the decoded releases on in client order, and return the clients that were asked."""
+        if self.protocol.privacy.trust == "trusted-server" and not self.in_central_step:
+            raise RunFailed(
+                f"round {self.round}: client step {method.client_step.kind!r} was called outside a central step, where its raw releases "
+                "may become public without noise: call it by me.call or me.stream in a method with @on_central_server, and that "
+                "method by fed.release"
+            )
         step, encoding = method.client_step, MessageEncoding(method.__self__)
         tasks = self._begin(common, each, quorum)
         answered: list[int] = []

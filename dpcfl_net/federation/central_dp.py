@@ -142,5 +142,9 @@ class CentralDPServer:
         self, fed: Federation, task: Task, buffer: Mapping[int, Arrays], charge: Charge, state: Any
     ) -> tuple[Release, dict[str, Any], list[Event]]:
         me = CentralContext(fed, charge, self.shown, buffer)
-        release = getattr(self._algorithm, task.kind)(me, **task.tensors)
+        fed.in_central_step = True
+        try:
+            release = getattr(self._algorithm, task.kind)(me, **task.tensors)
+        finally:
+            fed.in_central_step = False
         return release, state, me.ran()

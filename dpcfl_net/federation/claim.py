@@ -22,7 +22,7 @@ from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.record_book import Compose
-from dpcfl_net.privacy.slots import RAW, RawSlot, Slot, StageSlot, UnprotectedSlot
+from dpcfl_net.privacy.slots import RAW, CentralSlot, RawSlot, Slot, StageSlot, UnprotectedSlot
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
@@ -74,6 +74,30 @@ def without_guarantee(algorithm: ClientSide) -> list[str]:
     large = len(protocol.roster) >= LARGE_ROSTER
     reasons = once(protocol, ("reasons", type(algorithm)), planned) if large else planned()
     return [*reasons, *([SEEDED] if protocol.privacy.noise == "seeded" else [])]
+
+
+def plan_problem(algorithm: ClientSide) -> str | None:
+    """Find a slot in the plans of a run whose event is not what its release costs in this job.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Returns:
+        A sentence; None without a problem.
+    """
+    protocol = algorithm.protocol
+    unit, clients = protocol.privacy.unit, len(protocol.roster)
+
+    def found() -> str | None:
+        for slot in {slot: None for charged in noisy_plans(algorithm) for slot in charged.plan}:
+            named = f"the plan of {protocol.algorithm} has slot {slot.name!r} ({type(slot).__name__})"
+            if unit not in slot.units:
+                return f"{named}, which protects a {slot.units[0]}: privacy.unit must be {slot.units[0]!r}, got {unit!r}"
+            if isinstance(slot, CentralSlot) and slot.population != clients:
+                return f"{named} over a population of {slot.population}: must be the number of clients, {clients}"
+        return None
+
+    return once(protocol, ("plan problem", type(algorithm)), found)
 
 
 def protected(plan: list[Slot]) -> list[Slot]:
@@ -217,6 +241,8 @@ def _verified(algorithm: ClientSide, client: int, cache: Path, policy: Policy) -
     if problems := algorithm.problems(algorithm.options, algorithm.setting):
         raise Refused("claim", "; ".join(problems))
     hold_to_policy(algorithm.protocol, client, policy)
+    if problem := plan_problem(algorithm):
+        raise Refused("claim", problem)
     reasons = without_guarantee(algorithm)
     if problem := secure_sum_problem(algorithm):
         raise Refused("claim", problem)

@@ -187,7 +187,11 @@ class Client:
 
         Returns:
             The noisy update, (p,) float32.
+
+        Raises:
+            ValueError: If single records are protected: one of them may move a clipped update by 2 C.
         """
+        self._only_for("client", "noisy_update", "me.dpsgd")
         order = stream(slot_key(self._charge.key, slot), "batches")
         update = self._engine.sgd.train(model, self._data, order) - model
         clip = self.protocol.local.clip
@@ -205,8 +209,11 @@ class Client:
 
         Returns:
             The noisy sum, (m,) float32.
+
+        Raises:
+            ValueError: If whole clients are protected, or a row has another shape.
         """
-        assert self.protocol.privacy.unit == "sample"
+        self._only_for("sample", "noisy_sum", "me.noisy_update")
         total: Any = 0.0
         for row in range(len(self._data)):
             found = statistics(self._data.batch(np.array([row]), 1)[0].flatten(1).double().numpy())
@@ -255,6 +262,12 @@ class Client:
         key = slot_key(self._charge.key, slot)
         rows = poisson_rows(len(self._data), spec.rate, stream(key, "batches"))
         return masking.words(self._engine.trainer.clipped_sum(model, self._data, rows), key)
+
+    def _only_for(self, unit: str, mechanism: str, instead: str) -> None:
+        """ValueError if the job protects another unit than the mechanism."""
+        asked = self.protocol.privacy.unit
+        if asked != unit:
+            raise ValueError(f"me.{mechanism} protects a {unit}, and privacy.unit is {asked!r}: use {instead}")
 
     def _secure(self, slot: str, unit: str) -> tuple[SecureSlot, Masking]:
         """Return a secure slot and the masked send of this task, and record the slot's event."""

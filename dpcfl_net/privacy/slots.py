@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian
@@ -39,8 +39,10 @@ class Slot(ABC):
 
     Attributes:
         name: Name in plans and ledgers; slots of one name in a plan are equal.
+        units: Values of `privacy.unit` for which the event is the cost of the release.
     """
 
+    units: ClassVar[tuple[str, ...]] = ("sample", "client")
     name: str
 
     @abstractmethod
@@ -73,6 +75,7 @@ class DPSGDSlot(Slot):
         ValueError: If the steps of an allocation are not whole epochs of 1 / rate batches.
     """
 
+    units = ("sample",)
     rate: float
     steps: int
     sampling: Literal["poisson", "allocation"] = "poisson"
@@ -132,6 +135,7 @@ class SelectionSlot(Slot):
         eta: Weight of one record in the log-probability; counts are of the client's own records.
     """
 
+    units = ("sample",)
     eta: float
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
@@ -203,6 +207,7 @@ class CentralSlot(Slot):
         ValueError: If the shares are not positive or do not add up to 1.
     """
 
+    units = ("client",)
     sampling: Literal["poisson", "fixed"]
     sample_size: float
     population: int
@@ -273,6 +278,7 @@ class LabelSlot(Slot):
         categories: Number of labels.
     """
 
+    units = ("client",)
     mechanism: Literal["randomised-response", "exponential"]
     epsilon: float
     categories: int
@@ -290,6 +296,8 @@ class ParticipationSlot(Slot):
 
     In a central plan it stands for a slot of each client (`for_clients`). z is noise over the clip norm, and there is no sample.
     """
+
+    units = ("client",)
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """See `Slot`; the accountant doubles the sensitivity under replace-one."""

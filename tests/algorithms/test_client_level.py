@@ -121,7 +121,7 @@ def test_noise_on_sums_covers_a_clipped_update(slot, deviation):
 
 
 def test_updates_are_clipped_as_a_whole_and_what_is_not_finite_counts_for_nothing():
-    me = context(POISSON, keys(1)[0], noise=1e-7)
+    me = context(CentralSlot("round", "poisson", 20, 20), keys(1)[0], noise=1e-7)
     me.sample("round")
     long, bad = np.full(50, 4.0, np.float32), np.full(50, np.nan, np.float32)
     short = np.full(50, 1e-3, np.float32)

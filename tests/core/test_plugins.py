@@ -510,6 +510,109 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
     assert done.state == "finished"
 
 
+CLAIMS = """
+from dataclasses import replace
+import numpy as np
+from dpcfl_net.algorithms.base import on_central_server
+from dpcfl_net.algorithms.dp_fedavg import DPFedAvg
+from dpcfl_net.algorithms.em_fdro import EMFDRO
+from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.core.types import Release, State
+from dpcfl_net.privacy.slots import CentralSlot, SelectionSlot
+
+class Outside(DPFedAvg):
+    def round(self, state, t, fed):
+        updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
+        return State(state.models + np.mean([*updates.values()], axis=0), state.assignment)
+
+class Everyone(DPFedAvg):
+    @on_central_server(charges=["round"])
+    def noisy_sum(self, me, model):
+        me.sample("round")
+        clipped, tasks = self.new_sums(), {client: {"model": model} for client in self.clients}
+        me.stream(self.train, lambda client, release: clipped.add(client, [(0, release["update"])]), tasks)
+        return Release(sum=me.noisy_total("round", "sums", clipped)[0][0])
+
+class Population(DPFedAvg):
+    def central_plan(self):
+        return [CentralSlot("round", "fixed", 4, 100)] * self.protocol.rounds
+
+def protecting(algorithm, unit, trust):
+    @classmethod
+    def capabilities_for(cls, options, setting):
+        return replace(algorithm.capabilities_for.__func__(cls, options, setting), protects=((unit, trust),))
+    return type(algorithm.__name__, (algorithm,), {"capabilities_for": capabilities_for})
+
+Records = protecting(Global, "client", "untrusted-server")
+Central = protecting(DPFedAvg, "sample", "trusted-server")
+
+class Choices(Records):
+    def plan(self, client):
+        return [SelectionSlot("pick", 0.1)] * self.protocol.rounds
+
+class Losses(EMFDRO):
+    def update(self, me, model):
+        return me.noisy_update("update", model)
+
+    def slots(self, client):
+        return GaussianSlot("loss", 10.0, doubles=False), GaussianSlot("update")
+"""
+
+
+def claims(name, unit="client", trust="trusted-server", **privacy):
+    target = {"unit": unit, "trust": trust, "epsilon": 5, "delta": 1e-2, **privacy}
+    sampled = {"name": f"own_claims:{name}", **({"sampling_rate": 0.5} if trust == "trusted-server" else {})}
+    return {**quick(None), "algorithm": sampled, "privacy": target}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (claims("Records", trust="untrusted-server"), r"slot 'train' \(DPSGDSlot\), which protects a sample: .* must be 'sample', got 'client'"),
+        (claims("Choices", trust="untrusted-server"), r"slot 'pick' \(SelectionSlot\), which protects a sample"),
+        (claims("Central", unit="sample"), r"slot 'round' \(CentralSlot\), which protects a client: .* must be 'client', got 'sample'"),
+        (claims("Population", adjacency="replace-one"), r"slot 'round' \(CentralSlot\) over a population of 100: must be .* clients, 8"),
+    ],
+)  # fmt: skip
+def test_a_plan_whose_events_are_not_the_cost_of_the_unit_is_refused(module, tmp_path, document, words):
+    """They ran with the target epsilon in their statement."""
+    module("own_claims", CLAIMS)
+    make_keys(tmp_path / "keys", 8)
+    with pytest.raises(ConfigError, match=words):
+        make_job(config.resolve(document), tmp_path / "keys")
+
+
+@pytest.mark.parametrize("federation", ["in-process", "network"])
+def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_path, federation):
+    """A round that averaged them published raw updates, and the statement claimed the target epsilon."""
+    module("own_claims", CLAIMS)
+    with pytest.raises(dpcfl.RunFailed, match="client step 'train' was called outside a central step"):
+        dpcfl.run(claims("Outside"), tmp_path / "runs", federation, progress=False)
+
+
+def test_a_sum_with_a_client_outside_the_sample_is_refused(module, tmp_path):
+    module("own_claims", CLAIMS)
+    with pytest.raises(ValueError, match="is not in the sample of slot 'round'"):
+        dpcfl.run(claims("Everyone"), tmp_path / "runs", "in-process", progress=False)
+
+
+def test_the_statement_names_what_own_code_may_do_with_raw_releases(module, tmp_path):
+    module("own_claims", CLAIMS)
+    make_keys(tmp_path / "keys", 8)
+    job = make_job(config.resolve(claims("Outside")), tmp_path / "keys")
+    said = privacy_statement(job.protocol, None)["not_covered"]
+    assert any("raw releases by the code of own_claims:Outside in the server's process" in part for part in said)
+
+
+def test_noise_for_a_whole_update_does_not_protect_a_record(module, tmp_path):
+    """Without one record an update of norm C may be another one of norm C: a distance of 2 C, where the noise is for C."""
+    module("own_claims", CLAIMS.replace("CentralSlot, S", "CentralSlot, GaussianSlot, S"))
+    held = {**quick("own_claims:Losses")}
+    held |= {"data": {**held["data"], "validation": 0.2}, "algorithm": {"name": "own_claims:Losses", "clients_per_round": 2}}
+    with pytest.raises(ValueError, match="me.noisy_update protects a client, and privacy.unit is 'sample': use me.dpsgd"):
+        dpcfl.run(held, tmp_path / "runs", "in-process", progress=False)
+
+
 def test_a_plan_that_changes_between_calls_names_the_client(module, tmp_path):
     """It ended with a KeyError, which held the whole plan."""
     changing = "calls = 0\n\n    def plan(self, client):\n        type(self).calls += 1\n"
