@@ -230,6 +230,19 @@ def mixed(names: Sequence[str], root: str | os.PathLike[str] | None = None) -> I
     return replace(found[0], sources=tuple(found), identity="\n".join(each.identity for each in found))
 
 
+def repeats(name: str, root: str | os.PathLike[str] | None = None) -> bool:
+    """Return True if a data set has the same records each time it is loaded; a function of the user's is called again.
+
+    Args:
+        name: As for `load`.
+        root: As for `load`.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return not is_plugin(name) or own.repeats(own.Source(name, _root(root)))
+
+
 def place(root: str | os.PathLike[str] | None = None) -> tuple[str | None, ...]:
     """Return all values that the place of the files depends on, as `load` looks for them."""
     return (None if root is None else str(root), *map(os.environ.get, ("DPCFL_DATA", "XDG_CACHE_HOME", "HOME")))

@@ -90,6 +90,18 @@ def client_names(source: Source, sha256: str) -> list[str] | None:
     return natural.names(*(given[key] for key in CLIENTS)) if CLIENTS[0] in given else None
 
 
+def repeats(source: Source) -> bool:
+    """Return True if the source gives the same records when it is read once more; a record book knows them by their content.
+
+    Args:
+        source: A function; it is called again.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return _digest(_arrays(source)) == _content(source)
+
+
 @functools.cache
 def _content(source: Source) -> str:
     """Call the function, cache its arrays, and return their SHA-256."""

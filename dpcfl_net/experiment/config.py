@@ -15,6 +15,7 @@ from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import LARGE_ROSTER
+from dpcfl_net.data.datasets import repeats
 from dpcfl_net.data.partition import MOST_CLIENTS, open_set
 from dpcfl_net.experiment.config_checks import combination_problems, dataset_problems
 from dpcfl_net.experiment.config_options import shared_options, with_algorithm
@@ -116,6 +117,12 @@ def resolve(document: Mapping[str, Any]) -> Config:
     if problems or config is None:
         raise ConfigError(list(dict.fromkeys(problems)))
     sha256 = open_set(config.data, config.data.root).sha256
+    if config.ledger.scope == "dataset" and config.data.sha256 is None and not repeats(config.data.dataset, config.data.root):
+        raise ConfigError(
+            f"ledger.scope is 'dataset': {config.data.dataset} returned other records when it was called again, and the record book knows "
+            "records by their content, so that nothing would count as spent on them: give its random numbers a fixed seed, or set "
+            "data.sha256 to that in the config.yaml of the first run"
+        )
     return config.model_copy(update={"data": config.data.model_copy(update={"sha256": sha256})})
 
 

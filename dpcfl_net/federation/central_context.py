@@ -174,7 +174,9 @@ class CentralContext:
             ValueError: If the sums hold a client that was not sampled.
         """
         if outside := sorted(sums.clients.difference(self._sampled.get(slot, []))):
-            raise ValueError(f"client {outside[0]} is not in the sample of slot {slot!r}: epsilon counts on the sample being secret and random")
+            raise ValueError(
+                f"client {outside[0]} is not in the sample of slot {slot!r}: epsilon counts on the sample being secret and random"
+            )
         sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
         return sums.split(self._noisy(slot, part, sums.total, sensitivity))
 

@@ -38,7 +38,7 @@ PARTICIPATION = {
 }
 LEDGERS = {
     "run": "this run only; other runs on the same data add to the total",
-    "dataset": "all runs on this data together",
+    "dataset": "all runs on this data together; a record whose numbers have changed counts as another record",
 }
 
 

@@ -105,6 +105,28 @@ def test_what_cannot_be_found_or_called_is_a_sentence(module, tmp_path, name, te
     assert [word for word in words if word not in f"{problem}\n"] == []
 
 
+@pytest.mark.parametrize("scope", ["run", "dataset"])
+def test_a_record_book_refuses_a_function_whose_records_differ_from_call_to_call(module, tmp_path, scope):
+    """Its records would be new to the book in every run, and a budget would never be used up."""
+    ledger = {"scope": "dataset", "root": str(tmp_path / "book")} if scope == "dataset" else {}
+    asked = {**document(), "ledger": ledger, "privacy": {"epsilon": 5, "delta": 1e-2}}
+    module("mine", data().replace("default_rng(0)", "default_rng()"))
+    if scope == "run":
+        assert config.resolve(asked).data.sha256
+        return
+    with pytest.raises(
+        ConfigError, match=r"ledger\.scope is 'dataset': mine:load returned other records when it was called again"
+    ):
+        config.resolve(asked)
+    pinned = config.resolve({**asked, "ledger": {}}).data.sha256
+    again = config.resolve({**asked, "data": {**asked["data"], "sha256": pinned}})
+    assert again.data.sha256 == pinned
+    del sys.modules["mine"]
+    module("mine", data())
+    own._content.cache_clear()
+    assert config.resolve(asked).data.sha256 != pinned
+
+
 def test_a_function_of_a_package_in_the_current_folder_is_found(module):
     module("packed.inner", "def load(root): return root")
     assert plugins.is_plugin("packed.inner:load")
@@ -607,9 +629,9 @@ def test_the_statement_names_what_own_code_may_do_with_raw_releases(module, tmp_
 def test_noise_for_a_whole_update_does_not_protect_a_record(module, tmp_path):
     """Without one record an update of norm C may be another one of norm C: a distance of 2 C, where the noise is for C."""
     module("own_claims", CLAIMS.replace("CentralSlot, S", "CentralSlot, GaussianSlot, S"))
-    held = {**quick("own_claims:Losses")}
+    held = quick("own_claims:Losses")
     held |= {"data": {**held["data"], "validation": 0.2}, "algorithm": {"name": "own_claims:Losses", "clients_per_round": 2}}
-    with pytest.raises(ValueError, match="me.noisy_update protects a client, and privacy.unit is 'sample': use me.dpsgd"):
+    with pytest.raises(ValueError, match=r"me\.noisy_update protects a client, and privacy\.unit is 'sample': use me\.dpsgd"):
         dpcfl.run(held, tmp_path / "runs", "in-process", progress=False)
 
 
