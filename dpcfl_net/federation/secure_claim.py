@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
-from dpcfl_net.privacy.slots import SecureSlot
+from dpcfl_net.privacy.slots import SecureSlot, given
+
+if TYPE_CHECKING:
+    from dpcfl_net.privacy.secure_sum import SumCode
 
 
 def secure_divergence(algorithm: ClientSide) -> float:
@@ -22,7 +26,7 @@ def secure_divergence(algorithm: ClientSide) -> float:
         The largest bound over the sizes of sums that the algorithm may form, see `SumCode.divergence`; 0 without secure sums.
 
     Raises:
-        ValueError: If a sum does not fit into 32 bits.
+        ValueError: If a sum does not fit into 32 bits, or has less noise than epsilon counts.
     """
     protocol = algorithm.protocol
 
@@ -30,7 +34,7 @@ def secure_divergence(algorithm: ClientSide) -> float:
         plans = (algorithm.plan(entry) for entry in plan_examples(algorithm))
         releases = max(sum(isinstance(slot, SecureSlot) for slot in plan) for plan in plans)
         codes = {n: code for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n)) is not None}
-        if releases and (problem := _without_sums(protocol, codes)):
+        if releases and (problem := _without_sums(protocol, codes) or _code_problem(protocol, codes)):
             raise ValueError(problem)
         return max((code.divergence(releases) for code in codes.values()), default=0.0)
 
@@ -46,6 +50,25 @@ def _without_sums(protocol: Protocol, sizes: Collection[int]) -> str:
         return ""
     found = terms.problems(max(sizes, default=n), settings)
     return found[0] if found else f"a group of {n} clients or fewer cannot form a secure sum"
+
+
+def _code_problem(protocol: Protocol, codes: Mapping[int, SumCode]) -> str:
+    """Why the code of a sum of n clients does not have the noise that epsilon counts; empty without a problem."""
+    from dpcfl_net.federation.secure.job_terms import honest_shares  # loads cryptography, which other jobs do not need here
+
+    z, by_record = given(protocol.roster[0].noise_multiplier), protocol.privacy.unit == "sample"
+    for n, code in codes.items():
+        least, named = honest_shares(n, protocol.privacy), f"the code of a secure sum of {n} clients"
+        if code.participants != n or code.honest > least:
+            return (
+                f"{named} has participants {code.participants} and honest {code.honest}: must be {n}, and at most {least}, the answers that "
+                "a sum needs less the colluders"
+            )
+        if code.noise_multiplier < z:
+            return f"{named} has noise_multiplier {code.noise_multiplier:g}: must be at least {z:g}, that of the roster"
+        if code.rounded != by_record:
+            return f"{named} has rounded {code.rounded}: must be {by_record} with privacy.unit {protocol.privacy.unit!r}"
+    return ""
 
 
 def epsilon_of_reserve(algorithm: ClientSide) -> float:

@@ -164,17 +164,21 @@ def test_the_reserve_covers_the_distance_of_the_noise(keys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "unit", "said"),
     [
-        ({"largest": 3e7}, r"within .* of a Gaussian's in total variation, which needs more than the reserved 1e-06 of delta"),
-        ({"largest": 1e9}, "does not fit into 32 bits"),
-        ({"groups": 99}, "a group of 8 clients or fewer cannot form a secure sum"),
+        ({"largest": 3e7}, "sample", r"within .* of a Gaussian's in total variation, which needs more than the reserved 1e-06 of delta"),
+        ({"largest": 1e9}, "sample", "does not fit into 32 bits"),
+        ({"groups": 99}, "client", "a group of 8 clients or fewer cannot form a secure sum"),
+        ({"more_honest": 2}, "client", "has participants 8 and honest 8: must be 8, and at most 6, the answers that a sum needs"),
+        ({"noise_share": 0.9}, "client", r"has noise_multiplier .*: must be at least .*, that of the roster"),
+        ({"exchanged": True}, "client", "has rounded True: must be False with privacy.unit 'client'"),
+        ({"exchanged": True}, "sample", "has rounded False: must be True with privacy.unit 'sample'"),
     ],
-)
-def test_sums_whose_noise_is_too_coarse_are_refused_by_operator_and_worker(keys, tmp_path, options, said):
+)  # fmt: skip
+def test_sums_whose_noise_is_not_what_epsilon_counts_are_refused_by_operator_and_worker(keys, tmp_path, options, unit, said):
     with pytest.raises(ConfigError, match=said):
-        job_of(keys, options)
-    job = job_of(keys)
+        job_of(keys, options, {"unit": unit})
+    job = job_of(keys, None, {"unit": unit})
     bad = forged(job, options={**job.protocol.options, **options})
     with pytest.raises(Refused, match=said):
         verify_claim(bad.algorithm, 0, tmp_path)

@@ -12,7 +12,10 @@ from dpcfl_net.privacy.slots import SecureSlot, StageSlot
 class SecureMean(base.Algorithm):
     class Options(base.Options):
         rate: float = 1.0
-        largest: float = 0.0  # of a rounded code; 0: truncated
+        largest: float = 1.0  # of the code for unit sample
+        more_honest: int = 0  # shares that the code counts beyond those that the job leaves
+        noise_share: float = 1.0  # of the roster's noise multiplier
+        exchanged: bool = False  # a code for the other unit
         groups: int = 0  # only sums of so many participants; 0: of all clients
         more_for: int = -1  # client with twice as many sums
 
@@ -32,7 +35,9 @@ class SecureMean(base.Algorithm):
             return None
         settings = settings_of(self.protocol.privacy)
         honest = survivors_needed(participants, settings) - settings.colluders
-        z, largest = self.protocol.roster[0].noise_multiplier, self.options.largest
+        z, options = self.protocol.roster[0].noise_multiplier, self.options
+        rounded = (self.protocol.privacy.unit == "sample") != options.exchanged
         return SumCode(
-            self.protocol.model.parameters, participants, honest, z, self.protocol.local.clip, largest or 1.0, largest > 0
-        )
+            self.protocol.model.parameters, participants, honest + options.more_honest, z * options.noise_share,
+            self.protocol.local.clip, options.largest if rounded else 1.0, rounded,
+        )  # fmt: skip

@@ -85,7 +85,10 @@ def test_too_many_drop_outs_abort_the_sum_and_the_run_goes_on(tmp_path, evidence
 @pytest.mark.scenario(25)
 def test_overflow_is_refused_at_the_start_and_costs_utility_only(tmp_path, evidence, monkeypatch):
     with pytest.raises(ConfigError, match="does not fit into 32 bits"):
-        sum_job(tmp_path / "large", 4, algorithm={"name": "secure_algorithm:SecureMean", "largest": 1e9})
+        sum_job(
+            tmp_path / "large", 4, algorithm={"name": "secure_algorithm:SecureMean", "largest": 1e9},
+            privacy={"unit": "sample", "delta": 1e-2}, local={"batch_size": 16, "lr": 0.1},
+        )  # fmt: skip
     code = SumCode(d=3, participants=50, honest=34, noise_multiplier=0.5, clip=1.0)
     vectors, keys = np.zeros((50, 3)), [bytes([client]) * 32 for client in range(50)]
     vectors[:, 0] = 1.0  # the worst case: all of norm clip, in one direction
