@@ -21,7 +21,7 @@ from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.feed import Callback
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.progress_bar import open_bar
-from dpcfl_net.launch.sweep_grid import Cell, Source, cell_folder
+from dpcfl_net.launch.sweep_grid import Cell, Source, cell_folder, check_code
 from dpcfl_net.launch.tuning import output as tuning_output
 from dpcfl_net.launch.tuning.runs import StudyRuns
 from dpcfl_net.launch.tuning.study import Study, TuneOptions
@@ -105,7 +105,8 @@ def run(
         The run. Its state is `interrupted` if a callback stopped it.
 
     Raises:
-        ConfigError: If the configuration is invalid, or `out` cannot be written.
+        ConfigError: If the configuration is invalid, `out` cannot be written, or the file of an algorithm or model of your own has changed
+            since this process imported it.
         Refused: If a worker's gate or the launcher refuses the job.
         RunFailed: If the run cannot continue; a note names the run folder.
         KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, once every process has ended. The run can be resumed.
@@ -113,6 +114,7 @@ def run(
     with caller.restored(), Interrupts() as interrupts:
         with interrupts.raising():
             settings = _with_federation(config, federation)
+            check_code([settings])
         try:
             folder = new_run.new_folder(settings, Path(out))
         except OSError as error:
@@ -133,7 +135,7 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
 
     Raises:
         ConfigError: If the folder holds no run, one with workers on other hosts, or one that an earlier version started and did not
-            finish.
+            finish; for a run in one process also as in `run` if code has changed.
         Refused: As in `run`.
         RunFailed: As in `run`.
         KeyboardInterrupt: As in `run`.
@@ -144,6 +146,8 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
             saved = saved_run.read_saved_run(folder)
         if saved.finished:
             return Run(folder)
+        if saved.config.runtime.federation == "in-process":  # other runs read the code again, in new processes
+            check_code([saved.config])
         return _watched(folder, saved.config, saved.seconds, interrupts, callbacks, progress)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import shutil
@@ -475,6 +476,21 @@ def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(mo
 def quick(algorithm):
     data = {**SMALL["data"], "train_per_client": 60}
     return {**SMALL, "data": data, "model": {"name": "linear"}, "rounds": 2, "algorithm": {"name": algorithm}}
+
+
+@pytest.mark.parametrize("federation", ["in-process", "network"])
+def test_code_that_was_edited_after_its_import_does_not_run_as_it_was(module, tmp_path, federation):
+    """In a notebook a run in one process silently had the old code, and one over the network the old plan and the new code."""
+    module("own_rounds", ALGORITHM)
+    document = quick("own_rounds:Damped")
+    done = dpcfl.run(document, tmp_path / "runs", "in-process", progress=False, callbacks=[lambda metrics: False])
+    module("own_rounds", ALGORITHM.replace("self.options.share *", "0.0 *"))
+    with pytest.raises(ConfigError, match=r"'own_rounds:Damped': its code has changed since .* or the notebook's kernel"):
+        dpcfl.run(document, tmp_path / "runs", federation, progress=False)
+    with pytest.raises(ConfigError, match="its code has changed"):
+        dpcfl.resume(done.path, progress=False)
+    importlib.reload(sys.modules["own_rounds"])
+    assert dpcfl.resume(done.path, progress=False).state == "finished"
 
 
 def test_numbers_and_arrays_of_numpy_are_diagnostics_as_well(module, tmp_path):
