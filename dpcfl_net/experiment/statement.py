@@ -73,7 +73,7 @@ NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
     SEARCH,
     TESTED,
-    "copies of a record in several clients, or in overlapping windows of a text: the guarantee covers one client's slice, or one record of it",
+    "copies of a record in one client or several, or in overlapping windows of a text: the guarantee covers one client's slice, or one record of it",
 ]
 
 

@@ -467,6 +467,7 @@ def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(mo
     assert len(job.algorithm.plan(job.protocol.roster[0])) == resolved.rounds
     said = privacy_statement(job.protocol, None)["not_covered"]
     assert "any other use of the records by the code of own_rounds:Damped in the client's process" in said
+    assert any(part.startswith("copies of a record in one client or several") for part in said)
     del sys.modules["own_rounds"]
     (tmp_path / "own_rounds.py").unlink()
     with pytest.raises(Refused, match="no module 'own_rounds'"):
