@@ -253,8 +253,9 @@ class ProgressTail:
     def _finish_rounds(self, view: ProgressView) -> None:
         ended = view.state != "running"
         for at in sorted(at for at in self._served if at > self._last_line):
-            # The observer lags behind the server: the line of a round waits up to two rounds for its accuracy.
-            if at not in self._observed and not ended and view.round < at + 2:
+            # The observer lags behind the server: the line of a round waits up to two rounds for its accuracy, and not for one that
+            # is left out (output.evaluate_every), which shows once a later round has its own.
+            if max(self._observed, default=0) < at and not ended and view.round < at + 2:
                 break
             self._lines.append(self._line(at, view))
             self._last_line = at

@@ -211,6 +211,19 @@ def test_a_line_waits_for_the_observer_but_not_for_ever(tmp_path: Path) -> None:
     assert len(tail.view().lines) == 3
 
 
+def test_a_round_that_is_not_evaluated_does_not_hold_up_the_last_lines(tmp_path: Path) -> None:
+    """With output.evaluate_every 5 a run of 5 rounds printed three of them: run.json is written after the last look."""
+    folder = write_start(tmp_path / "run")
+    tail = ProgressTail(folder)
+    for at in range(1, 6):
+        write_lines(folder / "metrics.jsonl", [{"view": "server", "round": at, "time": START, "seconds": 1.0, "missing": []}])
+    assert len(tail.view().lines) == 3
+    write_lines(folder / "metrics.jsonl", [{"view": "observer", "round": 5, "time": START, "accuracy_mean": 0.5}])
+    printed = tail.view().lines
+    assert [line.split()[1] for line in printed] == [f"{at}/40" for at in range(1, 6)]
+    assert ["accuracy" in line for line in printed] == [False] * 4 + [True]
+
+
 def test_tail_reads_only_what_is_new(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     tail = run_some(folder, 3)
