@@ -510,7 +510,9 @@ def test_what_a_run_is_expected_to_cost(tmp_path):
     job = job_for(tmp_path, {"clients_per_round": 2})
     expected = estimate(job.protocol)
     assert expected["steps"] == 2 * ROUNDS * 9  # of the 4 * ROUNDS * 9 that are paid for
-    assert expected["bytes_up"] == expected["bytes_down"] == 2 * ROUNDS * 4 * job.protocol.model.parameters
+    model, clients = 4 * job.protocol.model.parameters, len(job.protocol.roster)
+    assert expected["bytes_up"] == 2 * ROUNDS * model + 4 * clients  # and the first losses of all clients,
+    assert expected["bytes_down"] == (2 * ROUNDS + clients) * model  # which need a model each
 
 
 # ---- reproductions

@@ -13,7 +13,7 @@ from dpcfl_net.algorithms import secure_clusters
 from dpcfl_net.attacks.audit.bounds import Errors, by_gdp
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import Answer
-from dpcfl_net.federation import virtual
+from dpcfl_net.federation import secure_claim, virtual
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.secure.job_terms import terms_of
@@ -241,6 +241,9 @@ def test_epsilon_holds_for_the_declared_colluders(tmp_path, evidence, monkeypatc
     assert more > 1.05 * claim
     with monkeypatch.context() as patch:
         patch.setattr(secure_clusters, "honest_shares", lambda n, privacy: n)
+        with pytest.raises(ConfigError, match="honest"):
+            canary_job(tmp_path / "refused", 1)
+        patch.setattr(secure_claim, "_code_problem", lambda protocol, codes: "")
         counted = canary_job(tmp_path / "all", 1)
         all_shares = measured(counted, tmp_path / "all", "ledgers", (2,), words)
     assert counted.protocol.roster[0].noise_multiplier == pytest.approx(z, rel=1e-6)
