@@ -1,4 +1,4 @@
-"""What the programs of scripted malicious servers share: the choice of steps, the verdict, and the exit code."""
+"""Common parts of the scripted malicious servers: they choose steps by name, print a verdict, and end with its exit code."""
 
 from __future__ import annotations
 
