@@ -261,6 +261,7 @@ def any_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     return math.inf
 
 
+REQUIRED = ("plan", "start", "round")  # methods that each algorithm defines
 MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))
 INDEX = TensorSpec("i8")
@@ -289,7 +290,7 @@ def find(name: str) -> type[Algorithm]:
         name: Name of an algorithm of this package, or `package.module:Class`.
 
     Raises:
-        ConfigError: If there is no such algorithm, or the class is not derived from `Algorithm`.
+        ConfigError: If there is no such algorithm, or the class is not derived from `Algorithm` or lacks one of its methods.
     """
     if not plugins.is_plugin(name):
         if name not in registry():
@@ -299,6 +300,8 @@ def find(name: str) -> type[Algorithm]:
     plugin = plugins.load("algorithm.name", name)
     if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)):
         raise ConfigError(f"algorithm.name is {name!r}: must be a class derived from dpcfl_net.algorithms.base.Algorithm")
+    if missing := [method for method in REQUIRED if getattr(plugin, method) is getattr(Algorithm, method)]:
+        raise ConfigError(f"algorithm.name is {name!r}: the class must define {', '.join(missing)}")
     return plugin
 
 
