@@ -130,7 +130,7 @@ class Table1(Reproduction):
             rows,
             [*gains(rows), *larger_when_imbalanced(rows), *added_by_expected(found)],
             [_gain_plot(found), *(figure(setting, found) for setting in SETTINGS)],
-            [table(setting, found) for setting in SETTINGS],
+            [table(f"{setting} clusters, accuracy %", setting, found) for setting in SETTINGS],
             [note],
         )
 
@@ -149,7 +149,7 @@ class Cell:
     """One run of the table.
 
     Attributes:
-        setting: balanced or imbalanced.
+        setting: Setting of the data, such as balanced or imbalanced.
         guarantee: Key of GUARANTEES.
         system: The system.
         epsilon: Target epsilon.
@@ -163,11 +163,21 @@ class Cell:
     seed: int
 
 
-def planned(context: Context) -> list[Cell]:
+def planned(
+    context: Context,
+    settings: Sequence[str] = SETTINGS,
+    guarantees: Sequence[str] = tuple(GUARANTEES),
+    systems: Sequence[System] = ALL,
+    headline: Sequence[System] = HEADLINE,
+) -> list[Cell]:
     """List all runs whose guarantee supports the system.
 
     Args:
         context: Scale and seeds.
+        settings: Settings of the data.
+        guarantees: Keys of GUARANTEES.
+        systems: Systems; at laptop scale they run on one seed at the middle epsilon.
+        headline: Those of them that run on all seeds at all epsilons.
 
     Returns:
         The first seed before the second, and of a seed the middle epsilon before the others.
@@ -175,14 +185,14 @@ def planned(context: Context) -> list[Cell]:
     few, many = (context.seeds(seeds) for seeds in SEEDS[context.scale])
     cells = [
         Cell(setting, guarantee, system, epsilon, seed)
-        for setting in SETTINGS
-        for guarantee in GUARANTEES
-        for system in ALL
+        for setting in settings
+        for guarantee in guarantees
+        for system in systems
         if system.under(guarantee) is not None
-        for epsilon in (EPSILONS if system in HEADLINE or context.scale == "paper" else (MIDDLE,))
-        for seed in (many if system in HEADLINE else few)
+        for epsilon in (EPSILONS if system in headline or context.scale == "paper" else (MIDDLE,))
+        for seed in (many if system in headline else few)
     ]
-    return sorted(cells, key=lambda cell: (cell.seed, cell.epsilon != MIDDLE, cell.system not in HEADLINE))
+    return sorted(cells, key=lambda cell: (cell.seed, cell.epsilon != MIDDLE, cell.system not in headline))
 
 
 def cells(context: Context, path: Path, system: System, guarantee: str, epsilon: float, seeds: Sequence[int]) -> list[Result]:
@@ -228,17 +238,19 @@ def _place(row: Mapping[str, Any]) -> tuple[int, int, int, float, int]:
     return SETTINGS.index(row["setting"]), guarantee, titles.index(row["system"]), row["epsilon"], row["seed"]
 
 
-def table(setting: str, found: Found) -> Table:
+def table(
+    title: str, setting: str, found: Found, systems: Sequence[System] = ALL, guarantees: Sequence[str] = tuple(GUARANTEES)
+) -> Table:
     """Tabulate the paper's and our accuracy; several seeds give a standard error."""
     rows = []
-    for system in ALL:
+    for system in systems:
         for place, epsilon in enumerate(EPSILONS):
             ours = [
-                _cell(list(found.get((setting, guarantee, system.title, epsilon), {}).values())) for guarantee in GUARANTEES
+                _cell(list(found.get((setting, guarantee, system.title, epsilon), {}).values())) for guarantee in guarantees
             ]
             if any(cell != "–" for cell in ours):
                 rows.append([system.title, f"{epsilon:g}", f"{system.paper[setting][place]:.1f}", *ours])
-    return Table(f"{setting} clusters, accuracy %", ["system", "epsilon", "paper", *GUARANTEES], rows)
+    return Table(title, ["system", "epsilon", "paper", *guarantees], rows)
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -264,13 +276,13 @@ def figure(setting: str, found: Found) -> Any:
 
 
 def gain(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> Comparison | None:
-    """Compare a system with rebalancing with the same without, on the same seeds.
+    """Compare two systems, such as one without and with rebalancing, on the same seeds.
 
     Args:
         found: Accuracies of all runs.
-        setting: balanced or imbalanced.
+        setting: Setting of the data.
         guarantee: Key of GUARANTEES.
-        pair: System without and with rebalancing.
+        pair: The system that is expected to be worse, and the one that is expected to be better.
         epsilon: Target epsilon.
 
     Returns:
@@ -300,7 +312,7 @@ def gains(rows: Rows) -> list[Claim]:
                 at = [one for e in EPSILONS if (one := gain(found, setting, guarantee, pair, e)) is not None]
                 if at:
                     text = f"{setting}, {guarantee}: rebalancing raises the accuracy of {pair[0].title}"
-                    claims.append(Claim(text, _listed(at), _acting(rows, guarantee) or at, _cause(guarantee)))
+                    claims.append(Claim(text, listed(at), _acting(rows, guarantee) or at, _cause(guarantee)))
     return claims
 
 
@@ -330,7 +342,7 @@ def added_by_expected(found: Found) -> list[Claim]:
             if high.keys() & low.keys():
                 gaps.append(paired(high, low, LEAD, name=f"{setting}, epsilon {epsilon}"))
     text = "(ours) rebalancing on average is above rebalancing noisy labels at every epsilon"
-    return [Claim(text, _listed(gaps), gaps)] if gaps else []
+    return [Claim(text, listed(gaps), gaps)] if gaps else []
 
 
 def _acting(rows: Rows, guarantee: str) -> Any:
@@ -346,7 +358,8 @@ def _over_epsilon(compared: Sequence[Comparison]) -> dict[Hashable, float]:
     return {seed: statistics.fmean(one.values[seed] for one in compared) for seed in sorted(common, key=str)}
 
 
-def _listed(compared: Sequence[Comparison]) -> str:
+def listed(compared: Sequence[Comparison]) -> str:
+    """Return the mean of each comparison as text."""
     return ", ".join(f"{statistics.fmean(one.values.values()):+.1f} points at {one.name}" for one in compared)
 
 

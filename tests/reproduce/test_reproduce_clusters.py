@@ -16,7 +16,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
 from dpcfl_net.reproduce.base import find
-from dpcfl_net.reproduce.rr_accuracy import ALL, FEDPER, FESEM, GUARANTEES, IFCA, found_in
+from dpcfl_net.reproduce.rr_accuracy import ALL, FEDPER, FESEM, GUARANTEES, IFCA, MIN_SIZE, found_in
 from dpcfl_net.reproduce.rr_moves import moves_of, simulated
 from dpcfl_net.results.result import Result
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -242,6 +242,72 @@ def test_table_2_compares_at_every_epsilon(tmp_path):
     )
     assert told(outcome) == ["holds"]
     assert len(outcome.rows) == 12 * 3
+
+
+def as_in_table_3(path, run):
+    """Clusters help, more under mild heterogeneity; rebalancing helps most at epsilon 2."""
+    clustered, rebalanced = run.algorithm["name"] == "rr-cluster", run.algorithm.get("min_cluster_size", 0) > 0
+    varied = 1 + 1e-3 * run.seed
+    return 0.3 + varied * ((0.3 if "mild" in path else 0.1) * clustered + 0.08 / run.privacy.epsilon * rebalanced)
+
+
+def test_table_3_compares_clusters_and_rebalancing(tmp_path):
+    context = MadeUp(tmp_path, as_in_table_3)
+    outcome = find("rr-cluster/table3")().compute(context)
+    places = [f"{setting} heterogeneity, expected: " for setting in ("mild", "high")]
+    assert [one.claim.text for one in outcome.judged()] == [
+        place + text
+        for place in places
+        for text in (
+            "DP-IFCA is above DP-FedAvg",
+            "rebalancing raises the accuracy of DP-IFCA",
+            "rebalancing gains more at epsilon 2 than at 8",
+        )
+    ]
+    assert told(outcome) == ["holds"] * 6
+    assert outcome.claims[0].measured.startswith("+30.0 points at epsilon 2, ")
+    assert outcome.claims[5].measured == "+4.0 against +1.0 points"
+    assert len(context.cells) == outcome.runs == outcome.planned_runs == 2 * (3 * 3 * 3 + 3)  # settings; headline, others
+    assert {c.privacy.adjacency for _, c in context.cells} == {"zero-out"}
+    lines = {tuple(row[:2]): row[2:] for row in outcome.tables[1].rows}
+    assert lines["DP-IFCA", "4"] == ["35.6", "40.0 +- 0.0"]
+    assert lines["DP-FedPer", "4"] == ["25.5", "30.0"]
+    assert ("DP-FedCAM", "2") not in lines
+
+
+def test_table_3_of_the_paper_s_size_and_of_some_runs(tmp_path):
+    outcome = find("rr-cluster/table3")().compute(MadeUp(tmp_path, as_in_table_3, scale="paper", most=5))
+    assert outcome.partial
+    assert (outcome.runs, outcome.planned_runs) == (
+        5,
+        2 * 3 * 3 * (4 + 6 + 5),
+    )  # settings, epsilons, seeds, systems by guarantee
+    assert told(find("rr-cluster/table3")().compute(MadeUp(tmp_path / "0", as_in_table_3, most=0))) == []
+
+
+def test_table_3_gives_no_verdict_where_rebalancing_does_nothing(tmp_path):
+    def write(result):
+        lines = runlog.Lines(result.folder / "clusters.jsonl")
+        for t in range(1, 30):
+            lines.write({"view": "server", "round": t, "diagnostics": {"sizes": [25.0, 25.0, 25.0, 25.0]}})
+        lines.close()
+
+    outcome = find("rr-cluster/table3")().compute(MadeUp(tmp_path, as_in_table_3, write))
+    assert told(outcome) == ["holds", "not tested", "not tested"] * 2
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+@pytest.mark.parametrize(("setting", "alpha"), [("mild", 0.5), ("high", 0.1)])
+def test_settings_of_table_3_are_the_papers(scale, setting, alpha):
+    document = yaml.safe_load((ROOT / f"configs/rr_cluster/{scale}_emnist_{setting}.yaml").read_text())
+    data = document["data"]
+    assert (data["dataset"], data["clients"], data["partition"], data["alpha"]) == (
+        "emnist-bymerge",
+        [1000],
+        "dirichlet",
+        alpha,
+    )
+    assert MIN_SIZE * document["algorithms"]["rr-cluster"]["clusters"] <= 100
 
 
 def test_table_9_counts_models_that_nobody_uses(tmp_path):
