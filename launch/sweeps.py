@@ -19,6 +19,8 @@ from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
+from dpcfl_net.launch.cells.in_time import InTime
+from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, CellOutcome
 from dpcfl_net.launch.cells.queue import CellPlace, CellQueue, CellWatcher, InThisProcess
 from dpcfl_net.launch.cells.run_cell import run_cell
@@ -221,8 +223,16 @@ def failed_cells(failures: Sequence[str], total: int) -> RunFailed:
     return RunFailed("\n".join([f"{len(failures)} of {total} cells failed; run the same command to try them again", *failures]))
 
 
-def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) -> list[CellOutcome]:
-    """Run configurations one after another, each in its folder of the store.
+def run_cells(
+    cells: Sequence[Config],
+    store: Path,
+    say: Callable[[str], None],
+    *,
+    jobs: int = 1,
+    logs: Path | None = None,
+    until: float | None = None,
+) -> list[CellOutcome]:
+    """Run configurations, each in its folder of the store.
 
     Finished runs are not repeated; resumes runs that stopped, crashed or failed. A failed run does not end the others.
 
@@ -230,22 +240,31 @@ def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) 
         cells: The configurations.
         store: Folder of the runs.
         say: Called with a line per run.
+        jobs: Runs at once; above 1 each in a process of its own, with an equal share of the cores.
+        logs: Folder for the logs of these processes; None: the store.
+        until: Monotonic time after which no run starts; None: no limit.
 
     Returns:
-        Outcomes in the order of the configurations.
+        Outcomes in the order of the configurations; WAITING for those that there was no time for.
 
     Raises:
         KeyboardInterrupt: If a signal stopped a run.
     """
+    folders = [cell_folder(config, store) for config in cells]
+    place = (
+        InThisProcess(lambda index: run_cell(cells[index], store))
+        if jobs == 1
+        else LocalCells(logs or store, cells, store, jobs)
+    )
+    in_time = InTime(place, folders, until)
 
     def ended(index: int, outcome: CellOutcome) -> None:
         config = cells[index]
-        label = f"{config.name} {config.algorithm['name']} seed={config.seed}"
-        say(outcome_line(index + 1, len(cells), label, outcome))
+        if outcome.state != WAITING:
+            say(outcome_line(index + 1, len(cells), f"{config.name} {config.algorithm['name']} seed={config.seed}", outcome))
 
-    place = InThisProcess(lambda index: run_cell(cells[index], store))
-    outcomes = CellQueue([cell_folder(config, store) for config in cells], place, ended).run()
-    if stopped(outcomes):
+    outcomes = CellQueue(folders, in_time, ended).run()
+    if stopped([outcome for index, outcome in enumerate(outcomes) if index not in in_time.late]):
         raise KeyboardInterrupt
     return outcomes
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dpcfl_net.results.tables import Table
 
 Scale = Literal["laptop", "paper"]
+Grid = tuple[Path, Mapping[str, Sequence[Any]]]  # configuration file; dotted key to its values
 SCALES: tuple[Scale, ...] = ("laptop", "paper")
 CLAIMS, ROWS = "claims.json", "data.csv"  # claims.json is written last: a folder that has it is complete
 FINISHED, PARTIAL = "finished", "partial"  # states of claims.json; partial: some runs of the figure are missing
@@ -102,11 +103,14 @@ class Context(Protocol):
             RunFailed: If a combination has no result; the message names it.
         """
 
-    def finished(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
-        """Run as many combinations as there is time for; otherwise as `results`.
+    def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
+        """Run as many combinations of several configurations as there is time for, the first ones first.
+
+        Args:
+            grids: Configuration files with their axes.
 
         Returns:
-            One result per combination that has finished, now or before, in the order of the axes.
+            For each of them one result per combination that has finished, now or before, in the order of the axes.
 
         Raises:
             RunFailed: If a combination that ran now has failed.

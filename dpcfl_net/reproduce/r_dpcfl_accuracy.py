@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, paired
 from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.result import Result
@@ -57,10 +57,14 @@ class MeanAccuracy(Reproduction):
 
     def compute(self, context: Context) -> ReproductionResult:
         outcome, found = ReproductionResult([], []), dict[str, list[Result]]()
-        for stem, epsilon, seed in planned(context):
-            axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [epsilon], "seed": [seed], "algorithm.name": SYSTEMS}
-            found.setdefault(stem, []).extend(context.finished(packaged(f"r_dpcfl/fig6/{stem}"), axes))
-            outcome.planned_runs += len(SYSTEMS)
+        cells = planned(context)
+        grids: list[Grid] = [
+            (packaged(f"r_dpcfl/fig6/{stem}"), {"privacy.epsilon": [epsilon], "seed": [seed], "algorithm.name": SYSTEMS})
+            for stem, epsilon, seed in cells
+        ]
+        for (stem, _, _), results in zip(cells, context.finished(grids), strict=True):
+            found.setdefault(stem, []).extend(results)
+        outcome.planned_runs = len(SYSTEMS) * len(cells)
         for stem in CONFIGS[context.scale]:
             results = sorted(found[stem], key=lambda result: (_epsilon(result), result.seed, SYSTEMS.index(result.algorithm)))
             if results:

@@ -101,14 +101,10 @@ class Table1(Reproduction):
     complete_runs = True
 
     def compute(self, context: Context) -> ReproductionResult:
-        rows, runs, planned_runs = list[dict[str, Any]](), 0, 0
-        for cell in planned(context):
-            path = packaged(f"rr_cluster/{context.scale}_fmnist_{cell.setting}")
-            results = context.finished(path, axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed]))
-            rows += [row_of(cell, result) for result in results]
-            runs, planned_runs = runs + len(results), planned_runs + 1
+        cells = planned(context)
+        rows = rows_of(context, cells, "fmnist")
         outcome = self.judge(sorted(rows, key=_place))
-        outcome.runs, outcome.planned_runs = runs, planned_runs
+        outcome.runs, outcome.planned_runs = len(rows), len(cells)
         return outcome
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
@@ -220,8 +216,25 @@ def axes_of(system: System, guarantee: str, epsilon: float, seeds: Sequence[int]
     return {"algorithm": [system.under(guarantee)], **privacy, "privacy.epsilon": [epsilon], "seed": seeds}
 
 
-def row_of(cell: Cell, result: Result) -> dict[str, Any]:
-    """Return a line of data.csv."""
+def rows_of(context: Context, cells: Sequence[Cell], data: str) -> list[dict[str, Any]]:
+    """Run cells and return a line of data.csv for each that has finished.
+
+    Args:
+        context: Access to complete runs.
+        cells: The runs.
+        data: Data set, as in the name of the configurations.
+    """
+    grids = [
+        (
+            packaged(f"rr_cluster/{context.scale}_{data}_{cell.setting}"),
+            axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed]),
+        )
+        for cell in cells
+    ]
+    return [_row(cell, result) for cell, results in zip(cells, context.finished(grids), strict=True) for result in results]
+
+
+def _row(cell: Cell, result: Result) -> dict[str, Any]:
     noise = result.privacy["noise_multiplier"]["max"]
     return {
         "setting": cell.setting, "guarantee": cell.guarantee, "system": cell.system.title, "epsilon": cell.epsilon,

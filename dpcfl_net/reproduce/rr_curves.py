@@ -40,18 +40,27 @@ class Curves(Reproduction):
     epsilons: ClassVar[Sequence[float]] = ()
 
     def compute(self, context: Context) -> ReproductionResult:
-        rows, runs, planned_runs = list[dict[str, Any]](), 0, 0
-        for seed in context.seeds(SEEDS[context.scale]):
-            for epsilon in sorted(self.epsilons, key=lambda epsilon: epsilon != MIDDLE):
-                for system in self.systems:
-                    axes = {**axes_of(system, GUARANTEE, epsilon, [seed]), "output.evaluate_every": [EVERY]}
-                    results = context.finished(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
-                    rows += [row for result in results for row in rows_of(system, epsilon, result)]
-                    runs, planned_runs = runs + len(results), planned_runs + 1
+        cells = [
+            (system, epsilon, seed)
+            for seed in context.seeds(SEEDS[context.scale])
+            for epsilon in sorted(self.epsilons, key=lambda epsilon: epsilon != MIDDLE)
+            for system in self.systems
+        ]
+        path = packaged(f"rr_cluster/{CONFIGS[context.scale]}")
+        finished = context.finished([
+            (path, {**axes_of(system, GUARANTEE, epsilon, [seed]), "output.evaluate_every": [EVERY]})
+            for system, epsilon, seed in cells
+        ])  # fmt: skip
+        rows = [
+            row
+            for (system, epsilon, _), results in zip(cells, finished, strict=True)
+            for result in results
+            for row in rows_of(system, epsilon, result)
+        ]
         titles = [system.title for system in self.systems]
         rows.sort(key=lambda row: (titles.index(row["system"]), row["epsilon"], row["seed"], row["round"]))
         outcome = self.judge(rows)
-        outcome.runs, outcome.planned_runs = runs, planned_runs
+        outcome.runs, outcome.planned_runs = sum(map(len, finished)), len(cells)
         outcome.notes.insert(0, SCALE_NOTES[context.scale])
         return outcome
 

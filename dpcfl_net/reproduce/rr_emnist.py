@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, Comparison, NotTested, paired
 from dpcfl_net.reproduce.rr_accuracy import (
     EPSILONS,
@@ -16,12 +15,11 @@ from dpcfl_net.reproduce.rr_accuracy import (
     Found,
     Rows,
     System,
-    axes_of,
     found_in,
     gain,
     listed,
     planned,
-    row_of,
+    rows_of,
     table,
 )
 from dpcfl_net.reproduce.rr_moves import idle
@@ -58,15 +56,11 @@ class Table3(Reproduction):
 
     def compute(self, context: Context) -> ReproductionResult:
         used = USED[context.scale]
-        rows, runs, planned_runs = list[dict[str, Any]](), 0, 0
-        for cell in planned(context, SETTINGS, used, ALL, HEADLINE):
-            path = packaged(f"rr_cluster/{context.scale}_emnist_{cell.setting}")
-            results = context.finished(path, axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed]))
-            rows += [row_of(cell, result) for result in results]
-            runs, planned_runs = runs + len(results), planned_runs + 1
+        cells = planned(context, SETTINGS, used, ALL, HEADLINE)
+        rows = rows_of(context, cells, "emnist")
         note = "The paper does not state its network, rounds, learning rate and clip; its numbers come from others."
         return ReproductionResult(
-            rows, claims(rows, used), [], tables(rows, used), [note], runs=runs, planned_runs=planned_runs
+            rows, claims(rows, used), [], tables(rows, used), [note], runs=len(rows), planned_runs=len(cells)
         )
 
 

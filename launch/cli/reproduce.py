@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.files import shown
-from dpcfl_net.reproduce.base import CLAIMS, FINISHED, SCALES, Reproduction, Scale, find, folder_name, registry, write
+from dpcfl_net.reproduce.base import CLAIMS, FINISHED, SCALES, Grid, Reproduction, Scale, find, folder_name, registry, write
 from dpcfl_net.reproduce.matrix import read_claims
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class RunContext:
         store: Folder of the runs, shared by all figures.
         asked_seeds: Seeds per figure; None: the usual ones.
         until: Monotonic time after which no run starts; None: no limit.
+        jobs: Runs at once.
     """
 
     scale: Scale
@@ -45,6 +46,7 @@ class RunContext:
     store: Path
     asked_seeds: int | None = None
     until: float | None = None
+    jobs: int = 1
 
     def seeds(self, usual: Sequence[int], /) -> Sequence[int]:
         """See `reproduce.base.Context`."""
@@ -56,44 +58,52 @@ class RunContext:
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """See `reproduce.base.Context`."""
-        found = self.finished(config, axes)
+        (found,) = self.finished([(config, axes)])
         if len(found) < math.prod(map(len, axes.values())):
             raise OutOfTime
         return found
 
-    def finished(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
+    def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
         """See `reproduce.base.Context`."""
-        from dpcfl_net.core import yaml_file
-        from dpcfl_net.experiment.config import load
-        from dpcfl_net.launch.sweep_grid import cell_folder
-        from dpcfl_net.launch.sweeps import run_cells
+        from dpcfl_net.launch import sweeps
         from dpcfl_net.results.result import read_result
-        from dpcfl_net.results.summary import read_document
 
-        cells = [
-            load(config, [f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in zip(axes, values, strict=True)])
-            for values in itertools.product(*axes.values())
-        ]
-
-        def is_finished(cell: Config) -> bool:
-            return bool(read_document(cell_folder(cell, self.store)).get("state") == FINISHED)
-
-        if self.until is None:
-            outcomes = run_cells(cells, self.store, self.say)
-        else:
-            chosen = (cell for cell in cells if self._in_time() or is_finished(cell))
-            outcomes = [outcome for cell in chosen for outcome in run_cells([cell], self.store, self.say)]
-        failed = [f"{outcome.folder}: {outcome.error}" for outcome in outcomes if outcome.state != FINISHED]
+        cells = [cells_of(*grid) for grid in grids]
+        flat = [cell for part in cells for cell in part]
+        self._note(flat)
+        outcomes = iter(sweeps.run_cells(flat, self.store, self.say, jobs=self.jobs, logs=self.folder, until=self.until))
+        parts = [list(itertools.islice(outcomes, len(part))) for part in cells]
+        failed = [f"{one.folder}: {one.error}" for part in parts for one in part if one.state == sweeps.FAILED]
         if failed:
             raise RunFailed("the figure needs runs that failed: " + "; ".join(failed))
-        return [read_result(outcome.folder) for outcome in outcomes]
+        return [[read_result(one.folder) for one in part if one.state == sweeps.FINISHED] for part in parts]
 
-    def _in_time(self) -> bool:
-        return self.until is None or time.monotonic() <= self.until
+    def _note(self, cells: Sequence[Config]) -> None:
+        """Print the memory of runs that run at once."""
+        if self.jobs == 1:
+            return
+        from dpcfl_net.launch.cells import memory
+        from dpcfl_net.launch.sweep_grid import cell_folder
+        from dpcfl_net.results.summary import read_document
+
+        left = [cell for cell in cells if read_document(cell_folder(cell, self.store)).get("state") != FINISHED]
+        if min(len(left), self.jobs) > 1:
+            self.say(memory.note(left, self.jobs))
+
+
+def cells_of(config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Config]:
+    """Return the configuration of every combination of the axes, the last one fastest."""
+    from dpcfl_net.core import yaml_file
+    from dpcfl_net.experiment.config import load
+
+    return [
+        load(config, [f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in zip(axes, values, strict=True)])
+        for values in itertools.product(*axes.values())
+    ]
 
 
 def reproduce(
-    names: Sequence[str], scale: str, out: Path, budget: str | None = None, seeds: int | None = None
+    names: Sequence[str], scale: str, out: Path, budget: str | None = None, seeds: int | None = None, jobs: int = 1
 ) -> list[dict[str, Any]]:
     """Compute figures and print the path of each report and a line per claim.
 
@@ -103,6 +113,7 @@ def reproduce(
         out: Parent of the output folders.
         budget: Time after which no run starts, for example 2h; None: no limit.
         seeds: Seeds per figure; None: the usual ones.
+        jobs: Runs at once.
 
     Returns:
         name, title, report and claims (as in claims.json) of each figure that could be computed in time.
@@ -114,7 +125,7 @@ def reproduce(
     size, until, computed = scale_of(scale), deadline(budget), []
     for chosen in [find(name) for name in names]:
         try:
-            computed.append(compute(chosen, RunContext(size, out / folder_name(chosen, size), out / STORE, seeds, until)))
+            computed.append(compute(chosen, RunContext(size, out / folder_name(chosen, size), out / STORE, seeds, until, jobs)))
         except OutOfTime:
             print(out_of_time(chosen))
     return computed

@@ -15,7 +15,9 @@ from dpcfl_net.reproduce.base import CLAIMS, Reproduction, Scale, folder_name, r
 from dpcfl_net.reproduce.matrix import FAILED, write_matrix
 
 
-def reproduce_all(scale: str, out: Path, only: str | None, budget: str | None, seeds: int | None) -> dict[str, Any]:
+def reproduce_all(
+    scale: str, out: Path, only: str | None, budget: str | None, seeds: int | None, jobs: int = 1
+) -> dict[str, Any]:
     """Compute every figure that has no result yet; a failed one does not end the others.
 
     Args:
@@ -25,6 +27,7 @@ def reproduce_all(scale: str, out: Path, only: str | None, budget: str | None, s
         budget: Time after which no figure and no run starts, for example 2h; None: no limit. A figure that can be computed from a
             part of its runs is partial then, and is continued by the next call.
         seeds: Seeds per figure; None: the usual ones.
+        jobs: Runs of a figure at once.
 
     Returns:
         figures (as `reproduce`) that were computed, and, if there are results, those of `matrix`.
@@ -45,7 +48,7 @@ def reproduce_all(scale: str, out: Path, only: str | None, budget: str | None, s
         print(f"\n[{number}/{len(todo)}] {chosen.name}: {chosen.title}", flush=True)
         folder = out / folder_name(chosen, size)
         try:
-            computed.append(compute(chosen, RunContext(size, folder, out / STORE, seeds, until)))
+            computed.append(compute(chosen, RunContext(size, folder, out / STORE, seeds, until, jobs)))
             (folder / FAILED).unlink(missing_ok=True)
         except OutOfTime:
             print(out_of_time(chosen))

@@ -19,11 +19,12 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import sweep_grid, sweeps
-from dpcfl_net.launch.cells import memory, process
+from dpcfl_net.launch.cells import in_time, memory, process
 from dpcfl_net.launch.cells.local import share
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.cells.queue import CellQueue
 from dpcfl_net.launch.cells.run_cell import with_slots
+from dpcfl_net.launch.cli import reproduce
 from dpcfl_net.launch.cli.cell_screen import CellScreen, ShownCells
 from dpcfl_net.launch.sweeps import Sweep
 
@@ -105,6 +106,21 @@ def test_finished_cells_take_no_place(tmp_path):
     outcomes = CellQueue(runs, place, lambda index, outcome: None).run()
     assert [(outcome.state, outcome.cached) for outcome in outcomes] == [("finished", True), ("finished", False)]
     assert [index for index, _ in place.started] == [1]
+
+
+def test_no_cell_starts_after_its_time(tmp_path, monkeypatch):
+    runs = folders(tmp_path, 5)
+    (runs[3] / "run.json").write_text('{"state": "finished"}')
+    clock = iter([1.0, 2.0, 3.0, 4.0])  # one look per cell that could start
+    monkeypatch.setattr(in_time.time, "monotonic", lambda: next(clock))
+    place = Place(runs, 2)
+    limited, ended = in_time.InTime(place, runs, 2.5), []
+    outcomes = CellQueue(runs, limited, lambda index, outcome: ended.append(index)).run()
+    assert [outcome.state for outcome in outcomes] == ["finished", "finished", "waiting", "finished", "waiting"]
+    assert [index for index, _ in place.started] == [0, 1]
+    assert limited.late == [2, 4]
+    assert sorted(ended) == [0, 1, 2, 3, 4]
+    assert place.closed
 
 
 def test_a_cell_that_another_process_runs_comes_last(tmp_path):
@@ -313,3 +329,29 @@ def test_a_killed_sweep_leaves_no_cell_behind(tmp_path):
     run.kill()
     run.wait()
     assert_nothing_left(tmp_path / "out", seconds=15)
+
+
+# Figures of papers
+
+
+def test_runs_of_a_figure_run_at_once_and_are_those_of_one_after_another(tmp_path):
+    said = []
+
+    class Context(reproduce.RunContext):
+        def say(self, line):
+            said.append(line)
+
+    path = tiny(tmp_path, privacy={**TINY["privacy"], "noise": "seeded", "noise_seed": "5eed" * 16})
+    grids = [(path, {"seed": [0, 1]}), (path, {"local.lr": [0.1], "seed": [1]})]
+    at_once = Context("laptop", tmp_path / "figure", tmp_path / "store", jobs=2).finished(grids)
+    assert [[result.seed for result in part] for part in at_once] == [[0, 1], [1]]
+    first, second = (result.folder for result in at_once[0])
+    assert (second / "config.yaml").stat().st_mtime < (first / "run.json").stat().st_mtime  # began before the end of the first
+    assert said[0].startswith("2 cells at once take about ")
+    assert len(said) == 4
+    alone = Context("laptop", tmp_path / "figure", tmp_path / "again").finished(grids)
+    for part, other in zip(at_once, alone, strict=True):
+        assert [result.final for result in part] == [result.final for result in other]
+
+    late = Context("laptop", tmp_path / "figure", tmp_path / "store", until=0.0, jobs=2)
+    assert [len(part) for part in late.finished([*grids, (path, {"seed": [7, 8]})])] == [2, 1, 0]

@@ -182,8 +182,7 @@ class Parts(Quick):
     name, title, complete_runs = "parts/fig1", "Parts", True
 
     def compute(self, context):
-        axes = {"seed": [0, 1, 2]}
-        found = context.finished(ROOT / "configs" / "quickstart.yaml", axes)
+        (found,) = context.finished([(ROOT / "configs" / "quickstart.yaml", {"seed": [0, 1, 2]})])
         claims = [Claim("a", "1", [Comparison({result.seed: 1.0 for result in found}, 0.5)])] if found else []
         return ReproductionResult([{"seed": result.seed} for result in found], claims, runs=len(found), planned_runs=3)
 

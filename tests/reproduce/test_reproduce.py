@@ -122,7 +122,7 @@ def test_a_context_hands_out_finished_runs_and_names_those_that_failed(tmp_path,
 
     asked = []
 
-    def run_cells(cells, store, say):
+    def run_cells(cells, store, say, **options):
         asked.extend((cell.seed, cell.privacy.epsilon, cell.local.lr) for cell in cells)
         states = ["finished"] * 3 + ["finished" if len(asked) == 4 else "failed"]
         return [sweeps.CellOutcome(store / str(k), state, False, 0.0, "burnt") for k, state in enumerate(states)]

@@ -40,8 +40,8 @@ class MadeUp:
     def say(self, line):
         pass
 
-    def finished(self, path, axes):
-        return self.results(path, axes) if self.most is None or len(self.cells) < self.most else []
+    def finished(self, grids):
+        return [self.results(*grid) if self.most is None or len(self.cells) < self.most else [] for grid in grids]
 
     def results(self, path, axes):
         made = []

@@ -40,8 +40,8 @@ class MadeUp:
     def say(self, line):
         pass
 
-    def finished(self, config, axes):
-        return [result for result in self.results(config, axes) if result.algorithm not in self.missing]
+    def finished(self, grids):
+        return [[result for result in self.results(*grid) if result.algorithm not in self.missing] for grid in grids]
 
     def results(self, config, axes):
         assert (ROOT / config).exists()

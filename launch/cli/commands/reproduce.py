@@ -27,6 +27,9 @@ def reproduce(
         str | None,
         typer.Option(metavar="TIME", help="start no figure and no run after it, e.g. 2h; repeat the command to continue"),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=5_000, help="runs of a figure at once; they share the cores of this machine")
+    ] = 1,
     every: Annotated[bool, typer.Option("--list", help="list all figures")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -56,8 +59,8 @@ def reproduce(
         if whole == ["matrix"]:
             found: Any = reproduce_all.matrix(out)
         elif whole:
-            found = reproduce_all.reproduce_all(scale, out, only, time_budget, seeds)
+            found = reproduce_all.reproduce_all(scale, out, only, time_budget, seeds, jobs)
         else:
-            found = reproductions.reproduce(figures, scale, out, time_budget, seeds)
+            found = reproductions.reproduce(figures, scale, out, time_budget, seeds, jobs)
     if as_json:
         print_json(found, stdout)
