@@ -208,17 +208,23 @@ class Worker:
         return self._outbox
 
     def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
-        """Report the accuracy of the personal model on the client's evaluated records; the observer does not get the model."""
+        """Report the accuracy of the personal model on the client's evaluated records; the observer does not get the model.
+
+        A client without one evaluates the initial model and reports nothing: its next answer in a secure sum must not come earlier
+        than that of a client that a secret coin has drawn.
+        """
         if not self.host.algorithm.capabilities.personal:
             return
         model = self.host.personal_model()
-        if model is None:
-            outbox.personal(t, None, None)
-            return
         records = evaluated_records(self.job, self.spec.client, self.spec.data_root)
         with self._turn():
-            accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, records)
-        outbox.personal(t, accuracy, loss)
+            engine = self.host.engine
+            initial = engine.initial_model
+            accuracy, loss = engine.evaluator.accuracy_and_loss(initial if model is None else model, records)
+        if model is None:
+            outbox.personal(t, None, None)
+        else:
+            outbox.personal(t, accuracy, loss)
 
     def _report_personal_again(self) -> None:
         """Report the personal model at the start: a crash may have lost the report of the process before."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from contextlib import closing
+from contextlib import closing, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice
+from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import ObserverSpec
+from dpcfl_net.runtime.worker import Worker
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.training.models import initial, skeleton
 from dpcfl_net.transport.identities import make_identities
@@ -173,6 +177,26 @@ def test_clients_that_no_coin_has_drawn_use_the_servers_model_in_each_round(job_
     for line in whole:
         assert line["accuracy_by_client"][3] == accuracy_of(job, trained(job, line["round"]), 3)
     assert len({line["accuracy_by_client"][3] for line in whole}) > 1
+
+
+def test_a_client_evaluates_as_many_records_whether_its_coin_has_drawn_it_or_not(job_of, keys, tmp_path, monkeypatch):
+    """It does so between two answers of a secure sum: the time of the second would tell who has a personal model."""
+    job = job_of(**COINS)
+    hosts = {c: make_host(job, c, tmp_path, durable=False, key_folder=keys) for c in job.protocol.clients}
+    fed = InProcessFederation(job.protocol, hosts)
+    fed.round = 1
+    job.algorithm.round(job.algorithm.start(fed), 1, fed)
+    work, figures, evaluate = [], {}, Evaluator.accuracy_and_loss
+    counted = lambda self, theta, data: (work.append(len(data)), evaluate(self, theta, data))[1]  # noqa: E731
+    monkeypatch.setattr(Evaluator, "accuracy_and_loss", counted)
+    for client, host in hosts.items():
+        worker = SimpleNamespace(host=host, job=job, spec=SimpleNamespace(client=client, data_root=None), _turn=nullcontext)
+        outbox = SimpleNamespace(personal=lambda t, *found, client=client: figures.update({client: found}))
+        Worker._report_personal(worker, outbox, 1)
+    drawn = [client for client, host in hosts.items() if host.personal_model() is not None]
+    assert 0 < len(drawn) < len(hosts)
+    assert [client for client in hosts if figures[client] != (None, None)] == drawn
+    assert work == [20] * len(hosts)
 
 
 def trained(job, t):
