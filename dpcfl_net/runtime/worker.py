@@ -138,6 +138,8 @@ class Worker:
 
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
+        # With a deadline the phase must not tell when a core became free: the client before on this core may have hidden its time.
+        self._at_work = event.task not in STAGES and answer_interval_s(self.job.protocol, event.task) is not None
         _log.debug("client %d, round %d: %s begins", self.spec.client, event.round, event.task)
         answer = self.host.answer(Task(event.round, event.task, event.tensors, event.blake3))
         _log.debug(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
-from test_federation import Actor, federation, job, shifted
+import zmq
+from test_federation import Actor, federation, job, made, shifted
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.federation.call_limits import LauncherLink
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.federation.pause import PauseListener
+from dpcfl_net.federation.release_check import client_endpoint_arguments
+from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.runtime.specs import WorkerSpec
+from dpcfl_net.runtime.worker import Worker
+from dpcfl_net.transport.endpoint import Link, ServerEndpoint
+from dpcfl_net.transport.keys import COORDINATOR, read_pair
 
 __all__ = ["job"]  # the fixture
 PAUSE_S = 20.0
@@ -186,3 +195,49 @@ def test_a_client_that_does_not_come_before_a_pause_ends_keeps_no_place(job):
             for actor in started.values():
                 actor.stop.set()
                 actor.join()
+
+
+@pytest.mark.parametrize("deadline_s", [None, 1.5])
+def test_a_phase_tells_when_a_core_became_free_only_if_answers_leave_at_once(tmp_path, deadline_s):
+    """Clients of one host compute in turn, so that the begin of one tells how long another one computed."""
+    job, keys = made(tmp_path / "keys", local={"batch_size": 32, "lr": 0.5, "pace": "constant", "deadline_s": deadline_s})
+    protocol, free, phases = job.protocol, threading.Event(), []
+
+    @contextlib.contextmanager
+    def turn():
+        free.wait(20)
+        yield
+
+    server = ServerEndpoint(
+        "tcp://127.0.0.1:*", Link.of(protocol, read_pair(keys, COORDINATOR, protocol.coordinator_key)),
+        **client_endpoint_arguments(job.algorithm, [0]),
+    )  # fmt: skip
+    spec = WorkerSpec(tmp_path, 0, server.address, None, keys, "", tmp_path / "ledgers")
+
+    def seen(seconds):
+        """Phases of the client in some seconds, or until its answer."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for event in server.poll(0.05):
+                if event.kind == "result":
+                    return
+                phases.extend([event.phase] if event.kind == "phase" else [])
+
+    with zmq.Context() as context, contextlib.closing(server):
+        worker = Worker(spec, job, make_host(job, 0, tmp_path / "ledgers"), context, lambda: turn())
+        serving = threading.Thread(target=worker.serve)
+        serving.start()
+        try:
+            while not server.ready:
+                server.poll(0.05)
+            server.send_task(0, 1, "train", {"model": np.zeros(protocol.model.parameters, np.float32)})
+            seen(0.8)
+            busy, before = bool(phases) and phases[-1] == "computing", len(phases)
+            free.set()
+            seen(20)
+        finally:
+            worker.stop()
+            serving.join()
+    assert busy == (deadline_s is not None)
+    if busy:
+        assert phases[before:] == []
