@@ -29,6 +29,10 @@ SECRET = (
     "drop-outs and delays that depend on a client's secret coin: a client sends in every round, and its coin decides if its vector is "
     "zero"
 )
+OBSERVED_TIMES = (
+    "durations of tasks in files of the observer, which is outside the protocol: they tell which clients were in the sample of a "
+    "round"
+)
 
 
 def secure_sums(algorithm: Algorithm) -> dict[str, Any]:
@@ -62,6 +66,6 @@ def covered_by_sums(sums: dict[str, Any]) -> list[str]:
 
 def not_covered_by_sums(sums: dict[str, Any]) -> list[str]:
     """List what epsilon does not cover in secure sums; `sums` as from `secure_sums`."""
-    participation = SECRET if sums["participation"] == "secret coins" else VISIBLE
+    participation = [SECRET, OBSERVED_TIMES] if sums["participation"] == "secret coins" else [VISIBLE]
     insiders = COLLUDERS.format(colluders=sums["colluders"]) if sums["colluders"] else NO_COLLUDERS
-    return [insiders, CRYPTOGRAPHY, participation, WRONG_SUMS]
+    return [insiders, CRYPTOGRAPHY, *participation, WRONG_SUMS]

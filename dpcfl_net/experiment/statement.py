@@ -54,6 +54,10 @@ NOT_DURABLE = (
     "a crash of the machine, not of a process: charges are not flushed to the disk, so that a run that continues after such a crash "
     "may release more than its ledgers say (fix: runtime.durable with runtime.federation network)"
 )
+BOOK_KNOWS = (
+    "which records runs have in common: by them, without noise, the record book refuses a run or starts it, and computes the epsilon of all "
+    "runs together"
+)
 OBSERVED_CLUSTERS = (
     "clusters of clients in figures and files of the observer, which is outside the protocol: they come from the loss on the clients' "
     "training records and from the labels that clients send, without noise"
@@ -167,7 +171,7 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
 
 
 def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:
-    """List what epsilon does not cover apart from releases: code of plugins, the network, and clusters."""
+    """List what epsilon does not cover apart from releases: code of plugins, the record book, the network, and clusters."""
     protocol, found = algorithm.protocol, list[str]()
     for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
         found.append(f"any other use of the records by the code of {own} in the client's process")
@@ -176,6 +180,8 @@ def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:
             f"any other use of raw releases by the code of {protocol.algorithm} in the server's process: epsilon covers what its central "
             "steps add noise to"
         )
+    if protocol.ledger_scope == "dataset":
+        found.append(BOOK_KNOWS)
     if protocol.security == "none":
         found.append("the network: messages on loopback are not encrypted")
     if protocol.oracle is not None:

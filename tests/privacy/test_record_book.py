@@ -18,6 +18,7 @@ from dpcfl_net.core.types import Policy
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.accountant import deltas, epsilon
 from dpcfl_net.privacy.accounting.adaptive import filtered_epsilon, order_for
@@ -377,6 +378,23 @@ def test_a_trusted_servers_clients_have_a_book_too(tmp_path):
         local={"batch_size": 10},
     )
     assert (other.returncode, "the two cannot be composed; use another book" in other.stderr) == (3, True), other.stderr
+
+
+def test_one_record_decides_whether_a_run_is_refused_and_the_statement_says_so(book, tmp_path):
+    budget = Budget(1.2 * exactly([GAUSSIAN], DELTA, "zero-out"), DELTA)
+    enrol(book, "one", RECORDS[:1], budget)
+    fresh = np.arange(1_000, 1_100, dtype=np.uint64)
+    known = np.append(fresh[1:], RECORDS[:1])
+    enrol(book, "two", fresh, budget)
+    assert code_of(lambda: enrol(RecordBook(book.folder, durable=False), "two", known, budget, client=1)) == "budget"
+    make_keys(tmp_path / "keys", 2)
+    document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}
+    named = []
+    for ledger in ({}, {"ledger": {"scope": "dataset", "root": "x"}}):
+        job = make_job(config.resolve({**document, **ledger}), tmp_path / "keys")
+        lines = privacy_statement(job.protocol, None)["not_covered"]
+        named.append(sum(line.startswith("which records runs have in common") for line in lines))
+    assert named == [0, 1]
 
 
 def test_a_budget_of_epsilon_alone_is_refused():
