@@ -90,6 +90,7 @@ class Worker:
         self._periods: list[Period] = []  # of work, to be reported
         self._next_report = 0.0
         self._idle = False
+        self._left = -math.inf  # when the newest answer with a deadline leaves
         self._at_work = False  # computes now; the coordinator counts the timeout from the heartbeat that says so
         host.turn = self._computing
 
@@ -178,12 +179,17 @@ class Worker:
             outbox.spans(periods[first : first + MOST_SPANS])
 
     def _wait_for_the_deadline(self, event: ClientEvent) -> None:
-        """Wait for the next multiple of the task's interval, so that the time of the answer does not reveal the computing time."""
+        """Wait for the next multiple of the task's interval, so that the time of the answer does not reveal the computing time.
+
+        It counts from the arrival of the task, or from the answer before if the task has waited for that one: a server that chooses
+        how long a task waits would else choose how little time is left until its deadline.
+        """
         interval = answer_interval_s(self.job.protocol, event.task)
         if interval is None:
             return
-        taken = time.monotonic() - event.arrived
-        until = event.arrived + interval * math.ceil(taken / interval)
+        start = max(event.arrived, self._left)
+        taken = time.monotonic() - start
+        until = self._left = start + interval * math.ceil(taken / interval)
         if taken > interval:
             _log.warning(
                 "%s took longer than its deadline, %g s; its answer is sent at the next multiple", event.task, interval

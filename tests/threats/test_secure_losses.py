@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import zmq
 from sum_play import added, hosts_of, sum_job, sums_of, truth
 
 from dpcfl_net.algorithms import secure_clusters
@@ -16,6 +22,7 @@ from dpcfl_net.core.types import Answer
 from dpcfl_net.federation import secure_claim, virtual
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.federation.release_check import client_endpoint_arguments
 from dpcfl_net.federation.secure.job_terms import terms_of
 from dpcfl_net.federation.secure.terms import Terms
 from dpcfl_net.federation.virtual_clock import VirtualClock, VirtualNetwork, trips
@@ -24,6 +31,9 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.secure_sum import LARGEST_WORD, SumCode
 from dpcfl_net.runtime import worker
 from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.runtime.specs import WorkerSpec
+from dpcfl_net.transport.endpoint import Link, ServerEndpoint
+from dpcfl_net.transport.keys import COORDINATOR, read_pair
 from dpcfl_net.transport.links.schedule import Schedule
 
 FALSE_ALARM = 1e-7
@@ -171,7 +181,7 @@ def test_answer_times_and_drop_outs_do_not_follow_the_secret_coin(tmp_path, evid
         with monkeypatch.context() as patch:
             patch.setattr(worker, "time", fake)
             event = SimpleNamespace(task=task, arrived=100.0)
-            worker.Worker._wait_for_the_deadline(SimpleNamespace(job=job, _stop=False), event)
+            worker.Worker._wait_for_the_deadline(SimpleNamespace(job=job, _stop=False, _left=-math.inf), event)
         answered.append(clock.now)
     assert answered == pytest.approx([101.0, 101.0, 100.2, 100.2])
     evidence.got(
@@ -186,6 +196,80 @@ def test_answer_times_and_drop_outs_do_not_follow_the_secret_coin(tmp_path, evid
     evidence.control(
         "without the wait, a limit of .25 s drops exactly the clients whose coin says in: all 32 coins are read, and a round's "
         "first stage tells who was in before"
+    )
+
+
+def times_of_queued_tasks(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, set[int]]:
+    """Seconds until each client's masked vector arrives if the server asks for what is refused just before, and who trained."""
+    trained, sgd = set[int](), Client.sgd
+
+    def slow(self, *args, **how):
+        trained.add(int(threading.current_thread().name))
+        time.sleep(0.7)
+        return sgd(self, *args, **how)
+
+    patch.setattr(Client, "sgd", slow)
+    protocol, hosts = job.protocol, hosts_of(job, folder, ledgers)
+    server = ServerEndpoint(
+        "tcp://127.0.0.1:*", Link.of(protocol, read_pair(folder / "keys", COORDINATOR, protocol.coordinator_key)),
+        **client_endpoint_arguments(job.algorithm, protocol.clients),
+    )  # fmt: skip
+    with zmq.Context() as context, contextlib.closing(server):
+        spec = WorkerSpec(folder, 0, server.address, None, folder / "keys", "", folder / ledgers)
+        workers = [kind(replace(spec, client=client), job, host, context, nullcontext) for client, host in hosts.items()]
+        threads = [threading.Thread(target=each.serve, name=str(client)) for client, each in enumerate(workers)]
+        sums = sums_of(job, hosts)
+        begun = sums.begin(1)
+        for stage, asked, take in (
+            ("secure_keys", begun.keys_tasks, begun.add_keys), ("secure_shares", begun.shares_tasks, begun.add_boxes)
+        ):  # fmt: skip
+            for client, heard in sums.ask(1, stage, asked()).items():
+                assert take(client, heard.tensors)
+        tasks = sums.masked_tasks(begun, 1)
+        try:
+            for thread in threads:
+                thread.start()
+            while len(server.ready) < len(hosts):
+                server.poll(0.02)
+            for client, task in tasks.items():
+                server.send_task(client, protocol.rounds + 1, "masked_update", task)
+            refused = time.monotonic()
+            while time.monotonic() < refused + 0.4:
+                server.poll(0.02)
+            for client, task in tasks.items():
+                server.send_task(client, 1, "masked_update", task)
+            seconds = {}
+            while len(seconds) < len(hosts):
+                for event in server.poll(0.02):
+                    if event.kind == "result" and event.status == "release":
+                        seconds[event.client] = time.monotonic() - refused
+        finally:
+            for each in workers:
+                each.stop()
+            for thread in threads:
+                thread.join()
+    return seconds, trained
+
+
+@pytest.mark.scenario(39)
+def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence, monkeypatch):
+    """A refused task keeps a client busy for a whole deadline. The next one has waited for so long, and begins just before its own."""
+
+    class Forgetful(worker.Worker):
+        _left = property(lambda self: -math.inf, lambda self, left: None)
+
+    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 1.0})
+    with monkeypatch.context() as patch:
+        seconds, trained = times_of_queued_tasks(job, tmp_path, "ledgers", patch, worker.Worker)
+    assert 0 < len(trained) < len(seconds)
+    assert all(1.9 < found < 2.9 for found in seconds.values()), seconds
+    evidence.got("all answers leave a deadline after that to the task before, in (trained) or out")
+    with monkeypatch.context() as patch:
+        again, same = times_of_queued_tasks(job, tmp_path, "again", patch, Forgetful)
+    assert same == trained
+    assert {client for client, found in again.items() if found > 1.9} == trained, again
+    evidence.control(
+        "counted from the arrival of its task, an answer is late exactly if the client trained: all coins are read"
     )
 
 
