@@ -571,6 +571,18 @@ def test_a_second_model_beside_is_added_and_left_alone(tmp_path):
     assert not np.allclose(trainer.train(theta, data, np.random.default_rng(1), base_model=other), alone)
 
 
+def test_a_task_has_the_same_bits_whatever_the_thread_has_computed_before(tmp_path):
+    """An evaluation makes its thread round denormal numbers to zero; weights can be so small that training meets nothing else."""
+    data, theta = digits(tmp_path), initial("digits-cnn", (1, 8, 8), 10, 3)
+    theta[160:] *= np.float32(1e-38)  # all layers but the first
+    trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), epochs=1, batch_size=20, lr=0.1)
+    found = []
+    for evaluated in (False, True):
+        torch.set_flush_denormal(evaluated)
+        found.append(trainer.train(theta, data, np.random.default_rng(1)))
+    assert found[0].tobytes() == found[1].tobytes()
+
+
 @pytest.mark.parametrize(
     ("name", "shape"), [("digits-cnn", (1, 8, 8)), ("cifar-cnn", (3, 8, 8)), ("linear", (1, 8, 8)), ("char-lstm", (5,))]
 )
