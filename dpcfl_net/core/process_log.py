@@ -1,6 +1,7 @@
 """Logs of processes: one level for all processes of a run, and one format, with the standard library's `logging`.
 
-The coordinator logs only what it received or may see; what a client logs stays on the client's host.
+The coordinator logs only what it received or may see. What a client logs stays on the client's host, except the end of the log of a
+worker that has ended, which an agent sends to the operator.
 """
 
 from __future__ import annotations
