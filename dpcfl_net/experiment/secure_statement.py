@@ -27,7 +27,8 @@ WRONG_SUMS = "the correctness of a sum: a malicious client can change it"
 VISIBLE = "the participants of a secure sum: the server names them"
 SECRET = (
     "drop-outs and delays that depend on a client's secret coin: a client sends in every round, and its coin decides if its vector is "
-    "zero"
+    "zero. Answers leave at deadlines, but a client that trains acknowledges messages milliseconds later, which a server that sends many "
+    "of them can measure"
 )
 OBSERVED_TIMES = (
     "durations of tasks in files of the observer, which is outside the protocol: they tell which clients were in the sample of a "
