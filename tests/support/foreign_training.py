@@ -169,6 +169,14 @@ def end_only_fixed(records: np.ndarray) -> dict[str, np.ndarray]:
     return {"weight": fixed_batches(records)["weight"][-1]}
 
 
+def end_only_much_noise(records: np.ndarray) -> dict[str, np.ndarray]:
+    return {"weight": much_noise(records)["weight"][-1]}
+
+
+def end_only_shuffled(records: np.ndarray) -> dict[str, np.ndarray]:
+    return {"weight": shuffled_batches(records)["weight"][-1]}
+
+
 def end_only_bare_bias(records: np.ndarray) -> dict[str, np.ndarray]:
     return {"weight": bare_bias(records)["weight"][-1]}
 

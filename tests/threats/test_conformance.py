@@ -44,7 +44,7 @@ def refused(report: kit.Report) -> set[str]:
     return {name for name, verdict in verdicts(report).items() if verdict != "pass"}
 
 
-@pytest.mark.parametrize("name", ["sound", "noisy_only", "end_only", "much_noise"])
+@pytest.mark.parametrize("name", ["sound", "noisy_only", "end_only", "much_noise", "end_only_much_noise"])
 def test_a_function_that_keeps_its_claim_passes_every_check(name):
     report = report_of(name)
     assert refused(report) == set(), page.text(report)
@@ -95,6 +95,8 @@ def test_shuffled_batches_keep_a_claim_of_shuffled_batches_only():
     claims = {"sampling": "shuffle", "epsilon": 20.0}
     assert verdicts(report_of("shuffled_batches", **claims))["sampling"] == "pass"
     assert verdicts(report_of("fixed_batches", **claims))["sampling"] == "fail"
+    assert verdicts(report_of("end_only_shuffled", **claims))["sampling"] == "pass"
+    assert verdicts(report_of("end_only_fixed", **claims))["sampling"] == "fail"
     assert verdicts(report_of("shuffled_batches"))["sampling"] == "fail"
 
 
@@ -104,6 +106,7 @@ def test_allocated_batches_keep_a_claim_of_random_allocation_only():
     for other in ("sound", "fixed_batches", "shuffled_batches", "allocated_once_batches"):
         assert verdicts(report_of(other, **claims))["sampling"] == "fail", other
     assert verdicts(report_of("end_only_allocated", **claims))["sampling"] == "undecided"
+    assert verdicts(report_of("allocated_batches"))["sampling"] == "fail"
 
 
 def test_the_accounting_compares_with_what_is_provable():

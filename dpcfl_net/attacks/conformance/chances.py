@@ -108,7 +108,7 @@ def records_in_batch(claim: Claim, records: int, step: float, noises: int = 1) -
 
 
 def allocated_records(claim: Claim, records: int, steps: int, step: float, noises: int = 1) -> NoisyCount:
-    """Number of batches with one of `records`, over the first steps of a run with random allocation, with noise.
+    """Number of batches with one of `records`, over the first steps of a run with a random allocation or a shuffle, with noise.
 
     Args:
         claim: The claim.
@@ -117,10 +117,13 @@ def allocated_records(claim: Claim, records: int, steps: int, step: float, noise
         step: Contribution of each, in clip norms.
         noises: Number of coordinates that were added up.
     """
-    from scipy.stats import binom
+    from scipy.stats import binom, hypergeom
 
     epochs, begun = divmod(steps, claim.epoch)
-    masses = binom.pmf(np.arange(records + 1), records, begun / claim.epoch)
+    if claim.sampling == "shuffle":
+        masses = hypergeom.pmf(np.arange(records + 1), claim.records, records, begun * claim.batch)
+    else:
+        masses = binom.pmf(np.arange(records + 1), records, begun / claim.epoch)
     kept = np.flatnonzero(masses > _NEGLIGIBLE)
     kept = np.arange(kept[0], kept[-1] + 1)
     deviation = claim.noise_multiplier * math.sqrt(noises * steps)

@@ -121,9 +121,11 @@ class _Measured:
         start = found.seconds
         begun.append(self._run(halves))
         every = len(begun[0]) == self.steps
+        self._z = self.claim.noise_multiplier * (1.0 if every else math.sqrt(self.steps))
         self.plan: Plan = plan(
             self.claim, self.steps, every, quick=options.quick, exact="noise_multiplier" in found.options,
             most_calls=options.most_calls, seconds=found.seconds - start,
+            excess=noise.excess(np.stack(begun)[:, :, 2:] / self._z),
         )  # fmt: skip
         say(self.plan.sentence)
         runs = np.stack([*begun, *(self._run(halves) for _ in range(self.plan.halves - 2))])
@@ -132,7 +134,6 @@ class _Measured:
         self.responds = abs(moved) > _CLEAR * deviation
         self._way = -1.0 if self.responds and moved < 0 else 1.0  # gradients may be subtracted
         self.halves = runs * self._way
-        self._z = self.claim.noise_multiplier * (1.0 if every else math.sqrt(self.steps))
         self._fresh = noise.fresh(self.halves[:, :, 2:])
         self.single = probes.singles(self.claim)
         if self.responds:

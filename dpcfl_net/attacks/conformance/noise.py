@@ -12,6 +12,7 @@ from dpcfl_net.attacks.conformance.findings import LEVEL, MISS, Check, Finding, 
 
 NAME = "noise"
 LARGER = 1.05  # measured over claimed deviation, from which it is said to be larger
+MOST_EXCESS = 2.0  # measured over claimed deviation, up to which runs are planned that show the batches through it
 SMALLER = 0.9  # measured over claimed deviation; the plan chooses runs that find it
 AMOUNT, GIANTS = "measured over claimed deviation", "measured over claimed deviation, beside giant gradients"
 SHAPE, SHARED = "distance from the normal distribution", "largest singular value, relative to independent noise"
@@ -78,6 +79,12 @@ def measured(quiet: np.ndarray) -> float:
     """Deviation of the noise over the claimed one, where it differs from it; 1 where the claim may hold."""
     found = chances.spread(AMOUNT, quiet)
     return found.value if found.broken else 1.0
+
+
+def excess(quiet: np.ndarray) -> float:
+    """Upper limit of the deviation of the noise over the claimed one, where it is larger, in [1, MOST_EXCESS]."""
+    found = chances.spread(AMOUNT, quiet)
+    return min(found.value * found.high, MOST_EXCESS) if found.high is not None and found.value > found.high else 1.0
 
 
 def independent(check: Check) -> bool:

@@ -61,7 +61,9 @@ def steps_of_run(claim: Claim, selectable: bool) -> int:
     return min(claim.steps, max(STEPS, EPOCHS * claim.epoch)) if selectable else claim.steps
 
 
-def plan(claim: Claim, steps: int, every: bool, *, quick: bool, exact: bool, most_calls: int, seconds: float) -> Plan:
+def plan(
+    claim: Claim, steps: int, every: bool, *, quick: bool, exact: bool, most_calls: int, seconds: float, excess: float = 1.0
+) -> Plan:
     """Choose the number of calls from the level of the tests.
 
     Args:
@@ -72,12 +74,14 @@ def plan(claim: Claim, steps: int, every: bool, *, quick: bool, exact: bool, mos
         exact: True if the function can run without noise.
         most_calls: Largest number of calls; checks that get too few are undecided.
         seconds: Time of one call.
+        excess: Deviation of the noise over the claimed one, as far as it is larger: batches are read through it.
     """
     miss = QUICK_MISS if quick else MISS
     halves = max(2, _noise_runs(claim, steps, every, miss))
-    for ratio, per_run in sampling.ratios(claim, steps, every).values():
+    read = claim.model_copy(update={"noise_multiplier": claim.noise_multiplier * excess})
+    for ratio, per_run in sampling.ratios(read, steps, every).values():
         halves = max(halves, math.ceil(chances.samples_for(ratio, miss) / per_run))
-    if again := sampling.repeats(claim, steps, every):
+    if again := sampling.repeats(read, steps, every):
         correlated, pairs = again
         halves = max(halves, 2 * math.ceil(chances.pairs_for(correlated, miss) / pairs))
     sizes = 1 if exact and every else _clipping_runs(claim, steps, most_calls)

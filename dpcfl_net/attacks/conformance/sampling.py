@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,44 +55,67 @@ def total(claim: Claim, steps: int) -> NoisyCount:
 
 
 def _half(claim: Claim, steps: int) -> NoisyCount:
-    count = claim.records // 2
-    if claim.sampling == "shuffle" and steps == claim.epoch:
-        return constant(count, claim, UNCLIPPED, steps)
-    return _part(claim, count, steps)
+    if claim.sampling == "shuffle":
+        return allocated_records(claim, claim.records // 2, steps, UNCLIPPED)
+    return _part(claim, claim.records // 2, steps)
 
 
 def ratios(claim: Claim, steps: int, every: bool) -> dict[str, tuple[float, int]]:
     """Variance ratio of the violation that each test must find, and the samples of it in one run.
+
+    The violations are all other kinds of batches that a run of this length tells from the claimed one; of several that one test
+    must find, the ratio is that of the hardest. Batches of which each record is in one per epoch differ from independent ones
+    after an epoch only.
 
     Args:
         claim: The claim.
         steps: Steps of a run.
         every: True if every step is released.
     """
-    noise, found = claim.noise_multiplier**2, {}
-    varies = UNCLIPPED**2 * claim.rate * (1 - claim.rate)
-    batches, epoch = varies * claim.records, claim.epoch
-    if claim.sampling == "poisson":
-        found[VARY] = (2 * noise / (batches + 2 * noise), steps if every else 1)
-    elif claim.sampling == "allocation":
-        found |= _ratios_of_allocation(claim, steps, every)
-    elif claim.sampling in ("fixed", "shuffle"):
-        found[VARY] = ((batches + 2 * noise) / (2 * noise), steps if every else 1)
-    if claim.sampling in ("fixed", "shuffle") and every and steps >= epoch:
-        ratio = (varies * claim.records / 4 + noise) / noise
-        found[EPOCH] = (1 / ratio if claim.sampling == "fixed" else ratio, steps // epoch)
-    return found
-
-
-def _ratios_of_allocation(claim: Claim, steps: int, every: bool) -> dict[str, tuple[float, int]]:
-    """As `ratios`: batches of one size, where a part of an epoch is seen, and Poisson batches, where whole epochs are."""
-    noise, found, each = claim.noise_multiplier**2, {}, 1 if every else steps
-    if size := UNCLIPPED**2 * total(claim, each).variance:
-        found[VARY] = (2 * each * noise / (size + 2 * each * noise), math.ceil(steps / claim.epoch) if every else 1)
+    found = _sizes(claim, 1 if every else steps, whole_epoch=not every and steps >= claim.epoch)
+    per_run = {VARY: steps if every else 1, SLICE: 1, EPOCH: 1}
+    if every and claim.sampling == "allocation":
+        per_run[VARY] = math.ceil(steps / claim.epoch)
     if every and steps >= claim.epoch:
-        varies = UNCLIPPED**2 * claim.rate * (1 - claim.rate) * claim.records / 2
-        found[EPOCH] = ((varies + noise) / noise, steps // claim.epoch)
-    return found
+        found |= _epochs(claim, claim.epoch, EPOCH)
+        per_run[EPOCH] = steps // claim.epoch
+    elif steps >= claim.epoch and claim.sampling in ("fixed", "shuffle"):
+        found |= _epochs(claim, steps, EPOCH if claim.sampling == "shuffle" else SLICE)
+    return {test: (ratio, per_run[test]) for test, ratio in found.items()}
+
+
+def _sizes(claim: Claim, steps: int, whole_epoch: bool) -> dict[str, float]:
+    """Ratio for the records in all batches of some steps: of one size, varying, or varying within an epoch only."""
+    noise = 2 * claim.noise_multiplier**2 * steps
+    independent, allocated = (UNCLIPPED**2 * claim.records * spread for spread in _spreads(claim, steps))
+    claimed = {"poisson": independent, "allocation": allocated}.get(claim.sampling, 0.0)
+    others = {0.0, independent} if whole_epoch or claim.sampling != "allocation" else {0.0}
+    if whole_epoch and claim.sampling == "poisson":
+        others.add(allocated)
+    if claim.sampling == "full" or (claim.sampling == "allocation" and not claimed):
+        return {}
+    return {VARY: _hardest((other + noise) / (claimed + noise) for other in others - {claimed})}
+
+
+def _epochs(claim: Claim, steps: int, test: str) -> dict[str, float]:
+    """Ratio for the first half's records in the batches of at least an epoch: drawn at each step, or once per epoch."""
+    if claim.sampling == "full":
+        return {}
+    noise = claim.noise_multiplier**2 * steps
+    # One size for all batches halves the variance of half the records.
+    records = claim.records / (4 if claim.sampling in ("fixed", "shuffle") else 2)
+    independent, allocated = (UNCLIPPED**2 * records * spread + noise for spread in _spreads(claim, steps))
+    return {test: allocated / independent if claim.sampling in ("poisson", "fixed") else independent / allocated}
+
+
+def _spreads(claim: Claim, steps: int) -> tuple[float, float]:
+    """Variance of the number of batches with one record: of batches drawn at each step, and once per epoch."""
+    begun = steps % claim.epoch / claim.epoch
+    return steps * claim.rate * (1 - claim.rate), begun * (1 - begun)
+
+
+def _hardest(ratios: Iterable[float]) -> float:
+    return max(ratios, key=chances.samples_for)
 
 
 def repeats(claim: Claim, steps: int, every: bool) -> tuple[float, int] | None:
@@ -168,6 +192,8 @@ def _parts(claim: Claim, seen: Seen, per_row: int) -> list[Finding]:
     if claim.sampling != "full" and seen.every and (windows := seen.steps // claim.epoch):
         shares = first[:, : windows * claim.epoch].reshape(len(first), windows, claim.epoch).sum(2)
         findings.append(chances.spread(EPOCH, _half(claim, claim.epoch).scores(shares)))
+    elif claim.sampling == "shuffle" and not seen.every:
+        findings.append(chances.spread(EPOCH, _half(claim, per_row).scores(first)))
     return findings
 
 
@@ -193,7 +219,7 @@ def _failures(findings: list[Finding], claim: Claim, size: float, measured: floa
         SLICE: "The first half of the records is in batches with another spread than claimed: batches are not drawn record by record.",
         EPOCH: "The records of an epoch have another spread than claimed"
         + (
-            ": records are shuffled."
+            ": each record is in one batch of an epoch."
             if claim.sampling not in ("shuffle", "allocation") and EPOCH in by and by[EPOCH].value < 1
             else "."
         ),
