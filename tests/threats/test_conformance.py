@@ -145,6 +145,24 @@ def test_the_audit_covers_replacement(tmp_path):
     assert 7.92 > found.number > zero_out.number > 1
 
 
+def test_an_audit_that_refutes_the_noise_does_not_say_that_it_refutes_a_larger_epsilon():
+    found = report_of("little_noise", epsilon=60.0).checks[4]
+    assert found.verdict == "fail"
+    assert found.number is not None
+    assert found.number < 60
+    assert "more than the claimed batches and noise, for which epsilon 5.573 is provable: broken by trade-off" in found.sentence
+    assert "60" not in found.sentence.split("(")[0]
+
+
+def test_the_largest_of_several_bounds_of_the_audit_has_the_stated_confidence(monkeypatch):
+    asked = []
+    real = canary.judge
+    monkeypatch.setattr(canary, "judge", lambda *given: asked.append(given[-1]) or real(*given))
+    found = report_of("sound").checks[4]
+    assert re.search(r"at least \d\.\d+ at 95% confidence by (mu-GDP|tail|guesses) ", found.sentence)
+    assert asked == [pytest.approx(0.05 / 3)]
+
+
 def test_an_audit_without_a_broken_test_says_why_its_bound_is_above_the_claim(monkeypatch):
     monkeypatch.setattr(canary, "LEVEL", 1e-300)
     found = report_of("missing_clip").checks[4]

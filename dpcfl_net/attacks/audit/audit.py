@@ -20,7 +20,7 @@ MAX_DISCREPANCY = 0.05  # between taped sums and release, in units of the clip n
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lower bounds on epsilon from one score, each at confidence 1 - ALPHA.
+    """Lower bounds on epsilon from one score, each at the confidence that `judge` was asked for.
 
     Attributes:
         view: Name of the view.
@@ -76,7 +76,9 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
     return page(record, bounds, nominal, gatherer.notes, facts, ALPHA)
 
 
-def judge(scores: Sequence[Scores], nominal: TradeOff, epsilon: float, delta: float, false_alarm: float) -> list[Bounds]:
+def judge(
+    scores: Sequence[Scores], nominal: TradeOff, epsilon: float, delta: float, false_alarm: float, alpha: float = ALPHA
+) -> list[Bounds]:
     """Compute bounds and test the claim.
 
     Each score is tested by guesses and against the nominal trade-off; the likelihood also by its tail and its noise. All tests
@@ -89,29 +91,30 @@ def judge(scores: Sequence[Scores], nominal: TradeOff, epsilon: float, delta: fl
         epsilon: Claimed epsilon.
         delta: Claimed delta.
         false_alarm: Maximum probability that a sound run fails any test.
+        alpha: 1 - confidence of each bound.
 
     Returns:
         Bounds and failed tests of each score.
     """
     tests = sum(2 if score.totals is None else 4 for score in scores)
-    return [_judged(score, nominal, epsilon, delta, false_alarm / tests) for score in scores]
+    return [_judged(score, nominal, epsilon, delta, false_alarm / tests, alpha) for score in scores]
 
 
-def _judged(scores: Scores, nominal: TradeOff, epsilon: float, delta: float, alpha: float) -> Bounds:
+def _judged(scores: Scores, nominal: TradeOff, epsilon: float, delta: float, level: float, alpha: float) -> Bounds:
     errors, broken, tail_bound, ratio = Errors.of(scores.values, scores.bits), [], None, None
-    if by_guesses(scores.values, scores.bits, delta, alpha) > epsilon:
+    if by_guesses(scores.values, scores.bits, delta, level) > epsilon:
         broken.append("guesses")
-    if nominal.refuted(*errors.at_most(alpha)):
+    if nominal.refuted(*errors.at_most(level)):
         broken.append("trade-off")
     if scores.totals is not None:
         tail = Tail.of(scores.totals, scores.bits)
-        tail_bound = tail.epsilon(delta, ALPHA)
-        if tail.at_least(alpha) > nominal.most_true_positives(TAIL):
+        tail_bound = tail.epsilon(delta, alpha)
+        if tail.at_least(level) > nominal.most_true_positives(TAIL):
             broken.append("tail")
     if scores.squares is not None and scores.sums is not None:
         noise = Noise(float(scores.squares[~scores.bits].sum()), int(scores.sums[~scores.bits].sum()))
         ratio = noise.ratio
-        if noise.too_little(alpha):
+        if noise.too_little(level):
             broken.append("noise")
-    guesses = by_guesses(scores.values, scores.bits, delta, ALPHA)
-    return Bounds(scores.view, scores.kind, errors, guesses, by_gdp(errors, delta, ALPHA), tail_bound, ratio, tuple(broken))
+    guesses = by_guesses(scores.values, scores.bits, delta, alpha)
+    return Bounds(scores.view, scores.kind, errors, guesses, by_gdp(errors, delta, alpha), tail_bound, ratio, tuple(broken))
