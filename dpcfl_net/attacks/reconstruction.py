@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
 
 ROUNDS = 2  # first rounds used if updates are noisy; without noise one round is enough
+BY_CHANCE = 1 / 30_000  # probability with which labels that were guessed are said to be read more often than by chance
 RECORDS, SHOWN = 6, 6  # images reconstructed by default; maximum number of images drawn
 
 CAPTION = (
@@ -102,6 +102,8 @@ class ReconstructionResult:
     Attributes:
         recording: The run.
         labels: Share of labels read correctly, mean over clients.
+        exchanged: Share that the labels read from another client's update match, mean over pairs of clients: the share that labels
+            which many records have give without any information about a client. 0 for a single client.
         pictures: Reconstructed images, (k, C, H, W) in [0, 1]; None if no image was searched, as for the next two.
         psnr: PSNR of each image in dB, (k,).
         distance: Cosine distance of each search, (k,).
@@ -109,6 +111,7 @@ class ReconstructionResult:
 
     recording: Recording
     labels: float
+    exchanged: float
     pictures: np.ndarray | None = None
     psnr: np.ndarray | None = None
     distance: np.ndarray | None = None
@@ -217,17 +220,29 @@ def reconstruct(recording: Recording, slices: list[int]) -> Inverted:
 
 def _outcome(recording: Recording, truth: Truth, slices: list[int], tried: list[int]) -> ReconstructionResult:
     reader = LabelReader(recording.job.protocol)
-    labels = float(np.mean([_correct_share(truth.labels[k], reader.counts(recording.updates[k])) for k in slices]))
+    read = np.stack([reader.counts(recording.updates[k]) for k in slices])
+    labels = float(np.mean([_correct_share(truth.labels[k], counts) for k, counts in zip(slices, read, strict=True)]))
+    exchanged = _exchanged([truth.labels[k] for k in slices], read)
     if not tried:
-        return ReconstructionResult(recording, labels)
+        return ReconstructionResult(recording, labels, exchanged)
     inverted = reconstruct(recording, tried)
     pictures = truth.pictures(inverted.records)
-    return ReconstructionResult(recording, labels, pictures, psnr(pictures, truth.originals(tried)), inverted.distance)
+    return ReconstructionResult(
+        recording, labels, exchanged, pictures, psnr(pictures, truth.originals(tried)), inverted.distance
+    )
 
 
 def _correct_share(labels: np.ndarray, counts: np.ndarray) -> float:
     """Share of a client's labels that the estimated counts match."""
     return float(np.minimum(np.bincount(labels, minlength=len(counts)), counts).sum() / len(labels))
+
+
+def _exchanged(labels: list[np.ndarray], read: np.ndarray) -> float:
+    """Mean share of a client's labels that the counts read from another client match, as shares of its records."""
+    found = np.stack([np.bincount(own, minlength=read.shape[1]) / len(own) for own in labels])
+    shares = [np.minimum(found, counts / counts.sum()).sum(1) for counts in read]  # of each client, by one client's counts
+    own = sum(float(share[k]) for k, share in enumerate(shares))
+    return (float(np.sum(shares)) - own) / max(1, len(labels) * (len(labels) - 1))
 
 
 def _shifted(image: np.ndarray, piece: Slice, row: np.ndarray) -> np.ndarray:
@@ -274,7 +289,7 @@ def result(
         name="invert",
         title="What the server can reconstruct of records",
         headline=_headline(outcomes, mean, chance),
-        sentences=_sentences(outcomes, why, len(tried), _significant(chance, len(slices))),
+        sentences=_sentences(outcomes, why, len(tried), chance, len(slices)),
         columns=["run", "PSNR, dB", "min", "max", "labels"],
         rows=[*rows, baseline],
         figure=None if why else _grid(outcomes, truth, tried),
@@ -295,11 +310,13 @@ def _headline(outcomes: list[ReconstructionResult], mean: np.ndarray | None, cha
 
 
 def _significant(chance: float, clients: int) -> float:
-    """Share of labels that guessing one record per client reaches with probability 1 / 30,000: four deviations."""
-    return chance + 4 * math.sqrt(chance * (1 - chance) / clients)
+    """Share of labels that guessing one record per client exceeds with probability at most BY_CHANCE."""
+    from scipy.stats import binom
+
+    return float(binom.isf(BY_CHANCE, clients, chance)) / clients
 
 
-def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int, significant: float) -> list[str]:
+def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int, chance: float, clients: int) -> list[str]:
     sentences = [
         "The server uses the signed job, the models that it sent and the updates that it received. The experimenter's ground "
         "truth is used only to score the result."
@@ -317,7 +334,7 @@ def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int
                 f"{recording.name}: {outcome.stuck} of {tried} searches stuck (cosine distance above {MATCHED}). This "
                 "is no protection: more starts or a better search may find those images."
             )
-        if recording.noisy and outcome.labels > significant:
+        if recording.noisy and outcome.labels > _significant(max(chance, outcome.exchanged), clients):
             sentences.append(
                 f"{recording.name}: labels are read correctly more often than by chance, despite the noise. Epsilon bounds "
                 "the information about a record; only epsilon 0 excludes all information."
@@ -347,7 +364,7 @@ def _facts(outcome: ReconstructionResult) -> dict[str, object]:
     recording = outcome.recording
     return {
         "name": recording.name, "noisy": recording.noisy, "rounds_used": ROUNDS if recording.noisy else 1,
-        "labels_right": outcome.labels, "psnr": _listed(outcome.psnr), "distance": _listed(outcome.distance),
+        "labels_right": outcome.labels, "labels_exchanged": outcome.exchanged, "psnr": _listed(outcome.psnr), "distance": _listed(outcome.distance),
     }  # fmt: skip
 
 

@@ -128,6 +128,21 @@ def test_updates_are_named_by_the_epsilons_of_all_clients(tmp_path):
         assert reconstruction.Recording(job, {}, noisy=True).received == f"noisy updates of epsilon {epsilons}"
 
 
+@pytest.mark.parametrize(
+    ("right", "exchanged", "said"),
+    [(6, 0.1, False), (7, 0.1, True), (7, 0.3, False), (10, 0.3, True)],
+)
+def test_labels_are_said_to_be_read_only_where_guesses_are_not_right_as_often(tmp_path, right, exchanged, said):
+    """Six of ten labels are guessed with probability 1.5e-4, seven with 9e-6, and more often where many records have one label."""
+    make_keys(tmp_path, 24)
+    recording = reconstruction.Recording(make_job(configuration.resolve(NOISY), tmp_path), {}, noisy=True)
+    outcome = reconstruction.ReconstructionResult(recording, right / 10, exchanged)
+    truth = reconstruction.Truth(load("digits"), [], [np.array([label]) for label in range(10)])
+    found = reconstruction.result([outcome], truth, list(range(10)), [], "no image was asked for")
+    assert found.facts["label_chance"] == pytest.approx(0.1)
+    assert ("more often than by chance" in " ".join(found.sentences)) is said
+
+
 def test_runs_are_matched_by_record_whatever_their_client_ids(recorded):
     raw, noisy = (reconstruction.read_recording(recorded[name]) for name in ("raw", "noisy"))
     assert raw.job.experiment.slices != noisy.job.experiment.slices
