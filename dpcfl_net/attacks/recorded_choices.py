@@ -27,12 +27,14 @@ class History:
         rounds: Round of each choice.
         choices: Cluster named in each round.
         models: Hash of the models that each choice was made from.
+        eta: Epsilon of the mechanism per record of this client; None if choices are raw.
     """
 
     client: int
     rounds: list[int]
     choices: list[int]
     models: list[str]
+    eta: float | None
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,17 @@ class Recording:
         job: The run's job.
         histories: Choices by client.
         models: Cluster models by hash, (M, p) each.
-        eta: Epsilon of the mechanism per record; None if choices are raw.
     """
 
     folder: Path
     job: Job
     histories: list[History]
     models: dict[str, np.ndarray]
-    eta: float | None
+
+    @cached_property
+    def etas(self) -> list[float]:
+        """Epsilon of the mechanism per record, of each client; empty if choices are raw."""
+        return [history.eta for history in self.histories if history.eta is not None]
 
     @cached_property
     def clusters(self) -> int:
@@ -94,20 +99,27 @@ def read_choices(folder: Path) -> Recording:
     if not released:
         why = "it has no such client step" if not asking else "the transcript must be full: output.transcript=full"
         raise ConfigError(f"{folder} holds no choice of a cluster by algorithm {job.protocol.algorithm}: {why}")
-    slots = {slot.name: slot for entry in job.protocol.roster for slot in algorithm.plan(entry)}
-    chosen = [slots[name] for charges in asking.values() for name in charges if name in slots]
+    charges = {name for step in asking.values() for name in step}
+    etas = {client: _eta(job, client, charges) for client in {client for client, _ in released}}
+    return Recording(folder, job, _by_client(released, etas), models)
+
+
+def _eta(job: Job, client: int, charges: set[str]) -> float | None:
+    """Epsilon per record of a client's choices, which `privacy.epsilon_by_client` makes its own; None if they are raw."""
+    chosen = [slot for slot in job.algorithm.plan(job.protocol.client(client)) if slot.name in charges]
     eta = next((slot.eta for slot in chosen if isinstance(slot, SelectionSlot)), None)
     if eta is None and not any(isinstance(slot, UnprotectedSlot) for slot in chosen):
-        raise ConfigError(f"{folder}: the plan of {job.protocol.algorithm} holds no selection mechanism")
-    return Recording(folder, job, _by_client(released), models, eta)
+        raise ConfigError(f"the plan of {job.protocol.algorithm} for client {client} holds no selection mechanism")
+    return eta
 
 
-def _by_client(released: Mapping[tuple[int, int], tuple[int, str]]) -> list[History]:
+def _by_client(released: Mapping[tuple[int, int], tuple[int, str]], etas: Mapping[int, float | None]) -> list[History]:
     histories = []
     for client in sorted({client for client, _ in released}):
         rounds = sorted(t for i, t in released if i == client)
         answers = [released[client, t] for t in rounds]
-        histories.append(History(client, rounds, [choice for choice, _ in answers], [hashed for _, hashed in answers]))
+        choices, models = [choice for choice, _ in answers], [hashed for _, hashed in answers]
+        histories.append(History(client, rounds, choices, models, etas[client]))
     return histories
 
 
@@ -139,7 +151,7 @@ def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarra
         by_model = {hashed: np.full(recording.clusters, -np.inf) for hashed in dict.fromkeys(history.models)}
         for hashed, scores in by_model.items():
             models = recording.models[hashed]
-            if recording.eta is None:
+            if history.eta is None:
                 scores[: len(models)] = -engine.sgd.mean_losses(models, data)
             else:
                 scores[: len(models)] = [engine.evaluator.count_correct(model, data) for model in models]

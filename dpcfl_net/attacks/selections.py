@@ -49,11 +49,11 @@ def curves(recording: Recording, scores: Sequence[np.ndarray]) -> Curves:
     """
     from dpcfl_net.clustering.metrics import adjusted_rand_index
 
-    k, eta, rng = recording.clusters, recording.eta, np.random.default_rng(0)
+    k, rng = recording.clusters, np.random.default_rng(0)
     rows: dict[str, list[Any]] = {"measured": [], "predicted": [], "at_most": [], "one_record": []}
     guesses: list[np.ndarray] = []
     for history, own in zip(recording.histories, scores, strict=True):
-        truth, length = own.argmax(axis=1), len(history.choices)
+        truth, length, eta = own.argmax(axis=1), len(history.choices), history.eta
         votes = _votes(recording, history)
         rows["measured"].append(list(credit(votes, truth)))
         rows["predicted"].append(np.ones(length) if eta is None else predicted(own, eta, truth, rng))
@@ -73,7 +73,7 @@ def curves(recording: Recording, scores: Sequence[np.ndarray]) -> Curves:
 
 def _votes(recording: Recording, history: History) -> np.ndarray:
     """Votes for the guess after each choice: all choices so far or, for raw choices, only the latest."""
-    if recording.eta is None:
+    if history.eta is None:
         return np.eye(recording.clusters, dtype=np.int64)[history.choices]
     return votes_after(history.choices, recording.clusters)
 
@@ -112,44 +112,52 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
         figure=_figure(recording, own, other, theirs),
         caption="Guess: the model that a client named most often. Correct: the model that is best on the client's own records.",
         facts={
-            "run": recording.name, "eta": recording.eta, "clusters": recording.clusters, **vars(own),
+            "run": recording.name, "eta": max(recording.etas, default=None), "clusters": recording.clusters, **vars(own),
             "clients_seen": _clients(recording, scores),
-            "against": None if other is None or theirs is None else {"run": other.name, "eta": other.eta, **vars(theirs)},
+            "against": None if other is None or theirs is None else {
+                "run": other.name, "eta": max(other.etas, default=None), **vars(theirs),
+            },
         },
     )  # fmt: skip
 
 
 def _measured(recording: Recording, result: Curves) -> str:
-    count, how = len(result.measured), "raw" if recording.eta is None else "private"
+    count, how = len(result.measured), "private" if recording.etas else "raw"
     after = f"after one {how} choice each"
     if count > 1:
         after += f", of {result.measured[-1]:.0%} after {count}"
+    if result.clients[-1] < result.clients[0]:
+        after += f" ({result.clients[-1]} of {result.clients[0]} clients chose so often)"
     return f"the server correctly guesses the nearest model of {result.measured[0]:.0%} of the clients {after}"
 
 
 def _sentences(recording: Recording, own: Curves) -> list[str]:
-    count, eta = len(own.measured), recording.eta
+    count = len(own.measured)
     agreement = (
         f"Guesses against the true clusters: adjusted Rand index {own.agreement[0]:.2f} after one choice and "
         f"{own.agreement[-1]:.2f} after {count} (1: the same partition, 0: chance)."
     )
     updates = "Information about clusters in the updates themselves is not counted here."
-    if eta is None:
+    if not recording.etas:
         return ["Each choice is sent raw, so it is the answer for its round.", agreement, updates]
     records = [recording.job.protocol.client(history.client).records for history in recording.histories]
-    equal = min(records) == max(records)
-    many = f"{min(records)}" if equal else f"{min(records)} to {max(records)}"
-    least, most = f"{eta * min(records):.4g}", f"{eta * max(records):.4g}"
+    epsilons = [eta * many for eta, many in zip(recording.etas, records, strict=True)]
+    one_record, equal = right_after(max(recording.etas), recording.clusters, count)[-1], min(epsilons) == max(epsilons)
     return [
-        f"Each choice is made by the exponential mechanism with eta = {eta:.4g} per record. This protects one record: a "
-        f"secret that one record decides is guessed correctly with probability at most {own.one_record[-1]:.2f} after {count} choices.",
-        f"A client's cluster is not such a secret, since all its {many} records contribute to it. Its bound is that of epsilon "
-        f"{most if equal else f'{least} to {most}'} per choice: {own.at_most[0]:.2f} after one and {own.at_most[-1]:.2f} after {count}"
+        f"Each choice is made by the exponential mechanism with eta = {_range(recording.etas)} per record. This protects one record: a "
+        f"secret that one record decides is guessed correctly with probability at most {one_record:.2f} after {count} choices.",
+        f"A client's cluster is not such a secret, since all its {_range(records, 'd')} records contribute to it. Its bound is that of epsilon "
+        f"{_range(epsilons)} per choice: {own.at_most[0]:.2f} after one and {own.at_most[-1]:.2f} after {count}"
         f"{'' if equal else ', means over the clients'}. "
         f"Expected from the clients' real scores: {own.predicted[0]:.2f} and {own.predicted[-1]:.2f}.",
         agreement,
         updates,
     ]
+
+
+def _range(values: Sequence[float], form: str = ".4g") -> str:
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least} to {most}"
 
 
 def _table(
@@ -167,7 +175,7 @@ def _table(
 
 def _figure(recording: Recording, own: Curves, other: Recording | None, theirs: Curves | None) -> dict[str, Any]:
     traces = [_trace(f"measured, {recording.name}", own.measured, {"color": colour(0), "width": 2}, "lines+markers")]
-    if recording.eta is not None:
+    if recording.etas:
         traces += [
             _trace("expected from the scores", own.predicted, {"color": colour(0), "dash": "dot"}),
             _trace("theory, at most: all records of a client", own.at_most, {"color": colour(1), "dash": "dash"}),
@@ -193,11 +201,11 @@ def _clients(recording: Recording, scores: Sequence[np.ndarray]) -> list[dict[st
     for history, own in zip(recording.histories, scores, strict=True):
         records = recording.job.protocol.client(history.client).records
         votes = _votes(recording, history)[-1]
-        epsilon = math.inf if recording.eta is None else recording.eta * records
+        epsilon = math.inf if history.eta is None else history.eta * records
         belief = votes.astype(float) if math.isinf(epsilon) else posterior(votes, epsilon)
         clients.append({
             "client": history.client, "true_cluster": recording.job.experiment.true_clusters[history.client],
-            "choices": history.choices, "named": dict(sorted(Counter(history.choices).items())),
+            "eta": history.eta, "choices": history.choices, "named": dict(sorted(Counter(history.choices).items())),
             "posterior": [float(value) for value in belief], "nearest": [int(best) for best in own.argmax(axis=1)],
         })  # fmt: skip
     return clients

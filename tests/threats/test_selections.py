@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +133,7 @@ def raw_run(tmp_path_factory) -> Path:
 def test_a_recorded_run_of_private_choices(recorded):
     recording = recorded_choices.read_choices(recorded)
     slot = next(s for s in recording.job.algorithm.plan(recording.job.protocol.roster[0]) if isinstance(s, SelectionSlot))
-    assert recording.eta == slot.eta == pytest.approx(0.15)
+    assert recording.etas == [slot.eta] * 8 == pytest.approx([0.15] * 8)
     assert [history.client for history in recording.histories] == list(range(8))
     found = selections.curves(recording, recorded_choices.true_scores(recording))
     assert found.clients == [8]
@@ -166,10 +167,18 @@ def test_faint_choices_of_the_same_run_are_guessed_as_predicted_and_below_the_bo
 
 def test_positive_control_raw_choices_give_the_cluster_at_once(raw_run):
     recording = recorded_choices.read_choices(raw_run)
-    assert recording.eta is None
+    assert recording.etas == []
     found = selections.curves(recording, recorded_choices.true_scores(recording))
     assert found.measured == [1.0, 1.0]
     assert found.agreement == [1.0, 1.0]  # the first choice of each client already gives the true clusters, all of them
+
+
+def test_clients_that_chose_more_often_than_others_are_counted(raw_run, monkeypatch):
+    recording = recorded_choices.read_choices(raw_run)
+    first, *others = recording.histories
+    once = [replace(each, rounds=each.rounds[:1], choices=each.choices[:1], models=each.models[:1]) for each in others]
+    monkeypatch.setattr(selections, "read_choices", lambda folder: replace(recording, histories=[first, *once]))
+    assert "of 100% after 2 (1 of 8 clients chose so often)" in selections.attack(raw_run).headline
 
 
 @pytest.mark.slow
@@ -202,6 +211,29 @@ def test_the_page_names_the_epsilons_of_clients_with_unequal_records(tmp_path):
     said = f"that of epsilon {40 * eta:.4g} to {200 * eta:.4g} per choice: {np.mean(bounds):.2f} after one"
     assert any(said in text for text in found.sentences), found.sentences
     assert any("means over the clients" in text for text in found.sentences)
+
+
+def test_the_bounds_are_those_of_each_clients_own_epsilon(tmp_path):
+    """The first client has the larger epsilon, the last one the smaller: no single eta bounds both."""
+    data = {"dataset": "digits", "clients": [1, 1], "train_per_client": 40, "test_per_client": 20}
+    model, algorithm = {"name": "linear"}, {"name": "dp-ifca", "clusters": 2}
+    privacy = {"epsilon": 0.1, "delta": 1e-4, "epsilon_by_client": {"0": 2}}
+    config = write_config(tmp_path / "c", data=data, model=model, algorithm=algorithm, privacy=privacy, rounds=2)
+    done = dpcfl("run", config, "--out", tmp_path, timeout=400)
+    assert done.returncode == 0, done.stderr + done.stdout
+    recording = recorded_choices.read_choices(only_run(tmp_path))
+    planned = [
+        next(slot.eta for slot in recording.job.algorithm.plan(entry) if isinstance(slot, SelectionSlot))
+        for entry in recording.job.protocol.roster
+    ]
+    assert recording.etas == planned
+    assert planned[0] > 10 * planned[1]
+    found = selections.attack(only_run(tmp_path))
+    for name, each in (("at_most", 40), ("one_record", 1)):
+        bounds = [selection_guess.right_after(eta * each, 2, 1)[0] for eta in planned]
+        assert found.facts[name] == pytest.approx([np.mean(bounds)])
+    largest = selection_guess.right_after(planned[0], 2, 1)[0]
+    assert any(f"with probability at most {largest:.2f} after 1 choices" in text for text in found.sentences), found.sentences
 
 
 def test_what_holds_no_choices_says_so(recorded, tmp_path):
