@@ -137,6 +137,17 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
     return present
 
 
+def _conclusion(undefended: bool, not_finite: int, wrong: int) -> str:
+    """What the answers show, of clients that clip as Opacus does or that remove such a record."""
+    if undefended:
+        exact = "each update reveals one exact bit" if not wrong else f"each update reveals one bit, wrong in {wrong} of them"
+        return f"The clients clip as Opacus 1.6 does: {exact}, which epsilon does not cover."
+    removed = "The clients remove such a record by selection before clipping"
+    if not_finite:
+        return f"{removed}, so that every update should be finite: THIS DEFENCE DID NOT HOLD."
+    return f"{removed}, so there is nothing to read."
+
+
 def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResult:
     """Summarise the readings as sentences and a table with a row per client."""
     options, undefended = job.algorithm.options, isinstance(job.algorithm, NanProbeOnOpacus)
@@ -151,9 +162,7 @@ def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResul
         f"Of {len(readings)} recorded updates {present} were trained on batches with the record. Not finite: {not_finite}, "
         f"of which {detected} were trained with it and {not_finite - detected} without.",
         f"The guess 'not finite, so present' is right {right} times; the more common answer alone {baseline} times.",
-        "The clients clip as Opacus 1.6 does: each update reveals one exact bit, which epsilon does not cover."
-        if undefended
-        else "The clients remove such a record by selection before clipping, so there is nothing to read.",
+        _conclusion(undefended, not_finite, len(readings) - right),
     ]
     rows = []
     for client in sorted({reading.client for reading in readings}):

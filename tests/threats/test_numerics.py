@@ -23,6 +23,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.mechanisms import GRID_BITS
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.slots import DPSGDSlot
+from dpcfl_net.results.summary import read_run_job
 from dpcfl_net.training import dpsgd_steps, models
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
 from dpcfl_net.training.models import flatten
@@ -148,6 +149,21 @@ def test_the_attack_is_a_command_whose_result_stays_in_the_run_folder(recorded):
     said = json.loads((recorded["opacus"] / "run.json").read_text())["privacy"]
     assert said["epsilon"] is None
     assert "as Opacus 1.6 does it" in said["not_covered"][0]
+
+
+@pytest.mark.parametrize(
+    ("clients", "finite", "said"),
+    [
+        ("ours", (True, True), "so there is nothing to read"),
+        ("ours", (True, False), "THIS DEFENCE DID NOT HOLD"),
+        ("opacus", (True, False), "each update reveals one exact bit"),
+        ("opacus", (False, False), "one bit, wrong in 1 of them"),
+    ],
+)
+def test_the_conclusion_is_that_of_the_answers(recorded, clients, finite, said):
+    job = read_run_job(recorded[clients])
+    readings = [nan_oracle.Reading(0, t, is_finite, present=t == 2) for t, is_finite in enumerate(finite, start=1)]
+    assert said in nan_oracle.result(job, readings, [0]).sentences[-1]
 
 
 def test_a_run_that_cannot_be_read_is_refused_with_the_reason(finished_run):
