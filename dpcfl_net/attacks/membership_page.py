@@ -95,6 +95,12 @@ def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[flo
     if above:
         sentences.append(
             f"ABOVE THE LIMIT at false positive rates {', '.join(map(str, above))}: check the run with dpcfl audit."
+            + (
+                f" With {clients} clients this may be chance: in a simulation at the limit whose records shared all noise of a client, "
+                "4 clients were above it in a third of cases."
+                if clients < FEW
+                else ""
+            )
         )
     return sentences
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, SMALL, assert_nothing_left, dpcfl, only_run
 from typer.testing import CliRunner
 
-from dpcfl_net.attacks import membership, membership_scores
+from dpcfl_net.attacks import membership, membership_page, membership_scores
 from dpcfl_net.attacks.membership_scores import (
     REFERENCES,
     Scored,
@@ -107,6 +107,17 @@ def test_an_attack_at_the_limit_is_rarely_above_it_and_one_with_more_is(monkeypa
     for epsilon, least, most in ((claimed, 0, 3), (5.0, 57, 60)):
         runs = [[Scored(k, scores(epsilon, True), scores(epsilon, False)) for k in range(5)] for _ in range(60)]
         assert least <= sum(bool(above_limit(curve(scored), claimed, 0.0)) for scored in runs) <= most
+
+
+@pytest.mark.parametrize("clients", [4, 8])
+def test_above_the_limit_is_said_with_a_warning_of_few_clients(tmp_path, clients):
+    """Records that share all noise of a client are as many as clients: four of them look like a broken claim by chance."""
+    make_keys(tmp_path, CLIENTS)
+    protocol = make_job(config.resolve({**SMALL, **FEW}), tmp_path).protocol
+    scored = [Scored(k, np.linspace(1, 2, 50), np.linspace(0, 0.9, 50)) for k in range(clients)]
+    said = " ".join(membership_page.page(protocol, curve(scored), scored, 4, 1.0, "loss").sentences)
+    assert "ABOVE THE LIMIT at false positive rates 0.1, 0.01" in said
+    assert ("With 4 clients this may be chance" in said) is (clients == 4)
 
 
 def test_updates_from_one_model_are_compared_whatever_their_rounds(tmp_path):
