@@ -202,6 +202,11 @@ def wrong_shape(records: np.ndarray) -> dict[str, Any]:
     return {"weight": np.zeros((3, 4))}
 
 
+def hidden_part(records: np.ndarray) -> dict[str, Any]:
+    """Sound in its real part; the imaginary one releases the records."""
+    return {"weight": sound(records)["weight"] + 1j * records.sum(0)}
+
+
 def raises(records: np.ndarray) -> dict[str, Any]:
     raise RuntimeError("no such layer")
 

@@ -82,7 +82,7 @@ class Adapter:
         if not isinstance(returned, Mapping) or not returned:
             raise ConfigError(f"{FIELD} is {self.name!r}: must return a dict of tensors by name, got {type(returned).__name__}")
         try:
-            tensors = {str(name): np.asarray(value, dtype=np.float64) for name, value in returned.items()}
+            tensors = {str(name): _real(value) for name, value in returned.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"{FIELD} is {self.name!r}: must return a dict of arrays of numbers: {error}") from None
         size = sum(tensor.size for tensor in tensors.values())
@@ -100,6 +100,14 @@ class Adapter:
             if self.claim.release == "parameters" and rows > 1:
                 values = np.diff(values, axis=0, prepend=np.zeros((0 if rows == steps + 1 else 1, width)))
             return values / self.claim.unit_of_release
+
+
+def _real(value: Any) -> np.ndarray:
+    """Numbers as float64; TypeError for complex ones, whose imaginary parts would be released without a test."""
+    found = np.asarray(value)
+    if np.iscomplexobj(found):
+        raise TypeError("complex numbers are released in two parts: return both as real tensors")
+    return found.astype(np.float64)
 
 
 def load(name: str, claim: Claim, seed: int | None) -> Adapter:
