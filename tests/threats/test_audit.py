@@ -256,6 +256,15 @@ def test_a_tape_that_is_not_what_was_released_is_noticed(sound, tmp_path):
     assert "not the sums of the taped steps" in audit_run(copy, false_alarm=NEVER).facts["broken"][-1]
 
 
+def test_small_steps_are_rounded_and_no_broken_claim(tmp_path):
+    """A step of 1e-5 times the clip norm moves few digits of float32 parameters: sums read from them are off by whole clip norms."""
+    config = audited(local={**SETTINGS["local"], "lr": 1e-5}, rounds=2)
+    result = audit_run(record(tmp_path / "run", config), false_alarm=NEVER)
+    assert result.facts["discrepancy"] > 0.05
+    assert result.facts["broken"] == []
+    assert any("The parameters are rounded to float32" in sentence for sentence in result.sentences)
+
+
 def test_without_canaries_there_is_nothing_to_audit(tmp_path):
     new_run.prepare(tmp_path, audited(audit={}))
     assert "audit" not in yaml.safe_load((tmp_path / "config.yaml").read_text())

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dpcfl_net.attacks.audit.bounds import TAIL, Errors, Noise, Tail, TradeOff, by_gdp, by_guesses
-from dpcfl_net.attacks.audit.gather import Gatherer, Scores
+from dpcfl_net.attacks.audit.gather import MAX_DISCREPANCY, Gatherer, Scores
 from dpcfl_net.attacks.audit.page import page
 from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.core.errors import ConfigError
@@ -15,7 +15,6 @@ from dpcfl_net.results.attack_results import AttackResult
 
 ALPHA = 0.05  # each displayed bound is wrong with this probability
 FALSE_ALARM = 1e-3  # maximum probability that a sound run fails any test
-MAX_DISCREPANCY = 0.05  # between taped sums and release, in units of the clip norm; float32 rounding is far below it
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,12 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
     nominal, delta = TradeOff.of(list(plans.values())), record.protocol.privacy.delta
     bounds = judge(gatherer.scores, nominal, record.epsilon, delta, false_alarm)
     broken = [f"{test} ({each.view}, {each.kind})" for each in bounds for test in each.broken]
-    if gatherer.discrepancy > MAX_DISCREPANCY:
+    if gatherer.discrepancy > MAX_DISCREPANCY + gatherer.rounding:
         broken.append(f"releases are not the sums of the taped steps: off by {gatherer.discrepancy:.3g} clip norms")
     facts = {
         "claimed": record.epsilon, "delta": delta, "broken": broken, "false_alarm": false_alarm,
         "canaries": record.audit.canaries, "clients": record.audit.clients, "discrepancy": gatherer.discrepancy,
+        "rounding": gatherer.rounding,
         "bounds": [asdict(each) for each in bounds],
     }  # fmt: skip
     return page(record, bounds, nominal, gatherer.notes, facts, ALPHA)

@@ -16,8 +16,10 @@ import numpy as np
 from dpcfl_net.attacks.audit import scores
 from dpcfl_net.attacks.audit.record import Record, Training
 
+MAX_DISCREPANCY = 0.05  # between taped sums and release, in units of the clip norm, beside the rounding of parameters
 EVERY_STEP, SERVER = VIEWS = ("every step", "the server's view")
 LIKELIHOOD, TWO_ROUNDS = "likelihood", "difference of two rounds"
+ROUNDINGS = 8.0  # deviations of the rounding that a difference may have
 TWO_CLIENTS, SEED = "difference of two clients", "less the seed's noise"
 
 
@@ -52,6 +54,7 @@ class Gatherer:
 
     Attributes:
         discrepancy: Largest difference between the sum of taped steps and the release, in units of the clip norm.
+        rounding: Largest difference that rounding the parameters explains, in units of the clip norm.
 
     Raises:
         ConfigError: If a tape or the transcript does not match the run.
@@ -64,7 +67,7 @@ class Gatherer:
         self._pair_scores = {(view, pair): scores.PairScores(record.audit.canaries) for view in VIEWS for pair in self._pairs}
         self._compared: set[str] = set()
         self._unpaired = self._unopened = 0
-        self.discrepancy = 0.0
+        self.discrepancy = self.rounding = 0.0
         for trainings in self._tasks():
             self._read(trainings)
 
@@ -96,6 +99,11 @@ class Gatherer:
             notes.append(
                 f"{self._unopened} secure sums were charged and not opened with the audited vector: they show nothing."
             )
+        if self.rounding > MAX_DISCREPANCY:
+            notes.append(
+                f"The parameters are rounded to float32, and local.lr is so small that differences of up to {self.rounding:.2g} clip "
+                "norms between a release and its taped steps are not seen."
+            )
         if self._seed is not None:
             notes.append("All noise is derived from the noise seed in the experiment: it was computed again and subtracted.")
         return notes
@@ -118,6 +126,7 @@ class Gatherer:
             if len(observed[client]) == len(VIEWS):
                 taped, released = (observed[client][view].sum(0) for view in VIEWS)
                 self.discrepancy = max(self.discrepancy, float(np.abs(taped - released).max()))
+                self.rounding = max(self.rounding, ROUNDINGS * self._record.rounding(training))
         for pair in self._pairs:
             self._compare(pair, [trainings[client] for client in pair if client in trainings], observed)
 

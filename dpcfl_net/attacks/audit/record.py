@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,6 +192,21 @@ class Record:
         (client,) = self.audit.clients
         return opened_sums(self.algorithm, client, RunFolder(self.folder).transcript)
 
+    def rounding(self, training: Training) -> float:
+        """Deviation that float32 parameters give the sum of one task, in units of the clip norm; large for small learning rates.
+
+        Each step rounds every parameter by at most half a unit in its last place; roundings are taken as independent.
+        """
+        units = 2.0**-23 * self._largest_parameter * math.sqrt((training.slot.steps + 2) / 12)
+        return units * self._steps_per_update(training)
+
+    @cached_property
+    def _largest_parameter(self) -> float:
+        """Largest magnitude in the models that were sent and in the updates that came back."""
+        messages = transcript.messages(RunFolder(self.folder).transcript)
+        arrays = (array for _, _, tensors in messages for array in (tensors or {}).values())
+        return max((float(np.abs(array).max(initial=0.0)) for array in arrays if array.dtype.kind == "f"), default=0.0)
+
     @cached_property
     def _updates(self) -> dict[tuple[int, int, str], np.ndarray]:
         found = {}
@@ -212,8 +228,11 @@ class Record:
 
     def _unscaled(self, training: Training, update: np.ndarray) -> np.ndarray:
         """Convert an update (p,) to sums (m,) in units of the clip norm; a step adds -lr / (q N) times its noisy sum."""
+        return -self.canaries.project(update) * self._steps_per_update(training)
+
+    def _steps_per_update(self, training: Training) -> float:
         local, records = self.protocol.local, self.protocol.client(training.client).records
-        return -self.canaries.project(update) * training.slot.rate * records / (local.lr * local.clip)
+        return training.slot.rate * records / (local.lr * local.clip)
 
     def noise(self, training: Training, seed: bytes) -> np.ndarray:
         """Compute a task's noise again from the noise seed.
