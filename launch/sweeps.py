@@ -20,6 +20,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cells.in_time import InTime
+from dpcfl_net.launch.cells.labels import labels
 from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, CellOutcome
 from dpcfl_net.launch.cells.queue import CellPlace, CellQueue, CellWatcher, InThisProcess
@@ -250,7 +251,7 @@ def run_cells(
     Raises:
         KeyboardInterrupt: If a signal stopped a run.
     """
-    folders = [cell_folder(config, store) for config in cells]
+    folders, told = [cell_folder(config, store) for config in cells], labels(cells)
     place = (
         InThisProcess(lambda index: run_cell(cells[index], store))
         if jobs == 1
@@ -259,9 +260,8 @@ def run_cells(
     in_time = InTime(place, folders, until)
 
     def ended(index: int, outcome: CellOutcome) -> None:
-        config = cells[index]
         if outcome.state != WAITING:
-            say(outcome_line(index + 1, len(cells), f"{config.name} {config.algorithm['name']} seed={config.seed}", outcome))
+            say(outcome_line(index + 1, len(cells), told[index], outcome))
 
     outcomes = CellQueue(folders, in_time, ended).run()
     if stopped([outcome for index, outcome in enumerate(outcomes) if index not in in_time.late]):

@@ -20,6 +20,7 @@ from dpcfl_net.core.locks import run_lock
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import sweep_grid, sweeps
 from dpcfl_net.launch.cells import in_time, memory, process
+from dpcfl_net.launch.cells.labels import labels
 from dpcfl_net.launch.cells.local import share
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.cells.queue import CellQueue
@@ -106,6 +107,22 @@ def test_finished_cells_take_no_place(tmp_path):
     outcomes = CellQueue(runs, place, lambda index, outcome: None).run()
     assert [(outcome.state, outcome.cached) for outcome in outcomes] == [("finished", True), ("finished", False)]
     assert [index for index, _ in place.started] == [1]
+
+
+def test_labels_have_what_tells_runs_of_one_algorithm_apart():
+    cells = [
+        configuration.load(ROOT / "configs" / "rr_cluster" / "regression.yaml", settings)
+        for settings in (
+            ["algorithm.name=dp-fedavg", "privacy.epsilon=2"],
+            ["algorithm.min_cluster_size=0", "privacy.epsilon=2"],
+            ["algorithm.min_cluster_size=9", "privacy.epsilon=4", "seed=3"],
+        )
+    ]
+    assert [label.partition(" ")[2] for label in labels(cells)] == [
+        "dp-fedavg epsilon=2 seed=0",
+        "rr-cluster epsilon=2 min_cluster_size=0 seed=0",
+        "rr-cluster epsilon=4 min_cluster_size=9 seed=3",
+    ]
 
 
 def test_no_cell_starts_after_its_time(tmp_path, monkeypatch):
@@ -348,7 +365,9 @@ def test_runs_of_a_figure_run_at_once_and_are_those_of_one_after_another(tmp_pat
     first, second = (result.folder for result in at_once[0])
     assert (second / "config.yaml").stat().st_mtime < (first / "run.json").stat().st_mtime  # began before the end of the first
     assert said[0].startswith("2 cells at once take about ")
-    assert len(said) == 4
+    assert [line.split("  ")[1] for line in sorted(said[1:])] == [
+        "small global lr=0.5 seed=0", "small global lr=0.5 seed=1", "small global lr=0.1 seed=1",
+    ]  # fmt: skip
     alone = Context("laptop", tmp_path / "figure", tmp_path / "again").finished(grids)
     for part, other in zip(at_once, alone, strict=True):
         assert [result.final for result in part] == [result.final for result in other]
