@@ -262,11 +262,13 @@ def test_table_3_compares_clusters_and_rebalancing(tmp_path):
             "DP-IFCA is above DP-FedAvg",
             "rebalancing raises the accuracy of DP-IFCA",
             "rebalancing gains more at epsilon 2 than at 8",
+            "RR-Cluster (IFCA) has the highest accuracy",
         )
     ]
-    assert told(outcome) == ["holds"] * 6
+    assert told(outcome) == ["holds", "holds", "holds", "undecided"] * 2  # some systems have one seed
     assert outcome.claims[0].measured.startswith("+30.0 points at epsilon 2, ")
-    assert outcome.claims[5].measured == "+4.0 against +1.0 points"
+    assert outcome.claims[6].measured == "+4.0 against +1.0 points"
+    assert "+2.0 points over DP-FedCAM, epsilon 4" in outcome.claims[7].measured
     assert len(context.cells) == outcome.runs == outcome.planned_runs == 2 * (3 * 3 * 3 + 3)  # settings; headline, others
     assert {c.privacy.adjacency for _, c in context.cells} == {"zero-out"}
     lines = {tuple(row[:2]): row[2:] for row in outcome.tables[1].rows}
@@ -293,7 +295,7 @@ def test_table_3_gives_no_verdict_where_rebalancing_does_nothing(tmp_path):
         lines.close()
 
     outcome = find("rr-cluster/table3")().compute(MadeUp(tmp_path, as_in_table_3, write))
-    assert told(outcome) == ["holds", "not tested", "not tested"] * 2
+    assert told(outcome) == ["holds", "not tested", "not tested", "undecided"] * 2
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
