@@ -241,7 +241,7 @@ def run_cells(
         cells: The configurations.
         store: Folder of the runs.
         say: Called with a line per run.
-        jobs: Runs at once; above 1 each in a process of its own, with an equal share of the cores.
+        jobs: Number of runs at once. With more than one, each has its own process and an equal share of the cores.
         logs: Folder for the logs of these processes; None: the store.
         until: Monotonic time after which no run starts; None: no limit.
 

@@ -138,7 +138,7 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
 
 
 def _conclusion(undefended: bool, not_finite: int, wrong: int) -> str:
-    """What the answers show, of clients that clip as Opacus does or that remove such a record."""
+    """Say what the answers show: of clients that clip as Opacus does, or of clients that remove such a record."""
     if undefended:
         exact = "each update reveals one exact bit" if not wrong else f"each update reveals one bit, wrong in {wrong} of them"
         return f"The clients clip as Opacus 1.6 does: {exact}, which epsilon does not cover."

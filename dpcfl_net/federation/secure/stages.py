@@ -45,7 +45,7 @@ def secure_rounds(slot: SecureSlot, rounds: int) -> list[Slot]:
 
 
 def answer_interval_s(protocol: Protocol, kind: str) -> float | None:
-    """Return the interval of a task's answer times: an answer is sent a multiple of it after its task.
+    """Return the interval of a task's answer times: an answer is sent a multiple of it after its task, or after the answer before.
 
     Stages are computed without records. At client level their duration may depend on earlier secret coins, since a client's
     ledger holds a state once the client was in.
