@@ -66,9 +66,13 @@ class DPMMCFL(FromModel):
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
+        problems = []
         if setting.clients > MOST_CLIENTS:
-            return [f"algorithm.name is dpmm-cfl with {setting.clients} clients: must be at most {MOST_CLIENTS}"]
-        return []
+            problems.append(f"algorithm.name is dpmm-cfl with {setting.clients} clients: must be at most {MOST_CLIENTS}")
+        if setting.upload.form == "top-k":
+            why = "the likelihood has the noise of whole updates, and top-k keeps the coordinates with the largest noise"
+            problems.append(f"communication.up.form is 'top-k': must be float32 or int8 for dpmm-cfl, since {why}")
+        return problems
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         exact = self.options.first_round == "full-batch"

@@ -106,3 +106,5 @@ def test_bad_options_are_refused():
         config.resolve({**SMALL, "data": many, "algorithm": {"name": "dpmm-cfl"}})
     with pytest.raises(ConfigError, match=r"algorithm\.concentration"):
         config.resolve({**SMALL, "data": DATA, "algorithm": {"name": "dpmm-cfl", "concentration": 0}})
+    with pytest.raises(ConfigError, match=r"communication\.up\.form is 'top-k': must be float32 or int8 for dpmm-cfl"):
+        config.resolve({**SMALL, "data": DATA, "algorithm": {"name": "dpmm-cfl"}, "communication": {"up": "topk:0.1"}})
