@@ -38,7 +38,7 @@ class System:
     Attributes:
         title: Name in the table.
         options: Options of the algorithm.
-        paper: The paper's accuracy in percent by setting, at epsilon 2, 4, 8.
+        paper: The paper's accuracy in percent by setting, at each epsilon of its table.
     """
 
     title: str
@@ -102,7 +102,7 @@ class Table1(Reproduction):
 
     def compute(self, context: Context) -> ReproductionResult:
         cells = planned(context)
-        rows = rows_of(context, cells, "fmnist")
+        rows = rows_of(context, cells, "fmnist_{setting}")
         outcome = self.judge(sorted(rows, key=_place))
         outcome.runs, outcome.planned_runs = len(rows), len(cells)
         return outcome
@@ -165,6 +165,7 @@ def planned(
     guarantees: Sequence[str] = tuple(GUARANTEES),
     systems: Sequence[System] = ALL,
     headline: Sequence[System] = HEADLINE,
+    epsilons: Sequence[int] = EPSILONS,
 ) -> list[Cell]:
     """List all runs whose guarantee supports the system.
 
@@ -174,6 +175,7 @@ def planned(
         guarantees: Keys of GUARANTEES.
         systems: Systems; at laptop scale they run on one seed at the middle epsilon.
         headline: Those of them that run on all seeds at all epsilons.
+        epsilons: Target epsilons.
 
     Returns:
         The first seed before the second, and of a seed the middle epsilon before the others.
@@ -185,7 +187,7 @@ def planned(
         for guarantee in guarantees
         for system in systems
         if system.under(guarantee) is not None
-        for epsilon in (EPSILONS if system in headline or context.scale == "paper" else (MIDDLE,))
+        for epsilon in (epsilons if system in headline or context.scale == "paper" else (MIDDLE,))
         for seed in (many if system in headline else few)
     ]
     return sorted(cells, key=lambda cell: (cell.seed, cell.epsilon != MIDDLE, cell.system not in headline))
@@ -216,17 +218,17 @@ def axes_of(system: System, guarantee: str, epsilon: float, seeds: Sequence[int]
     return {"algorithm": [system.under(guarantee)], **privacy, "privacy.epsilon": [epsilon], "seed": seeds}
 
 
-def rows_of(context: Context, cells: Sequence[Cell], data: str) -> list[dict[str, Any]]:
+def rows_of(context: Context, cells: Sequence[Cell], name: str) -> list[dict[str, Any]]:
     """Run cells and return a line of data.csv for each that has finished.
 
     Args:
         context: Access to complete runs.
         cells: The runs.
-        data: Data set, as in the name of the configurations.
+        name: Name of the configurations after their scale, with {setting} in the place of the setting.
     """
     grids = [
         (
-            packaged(f"rr_cluster/{context.scale}_{data}_{cell.setting}"),
+            packaged(f"rr_cluster/{context.scale}_{name.format(setting=cell.setting)}"),
             axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed]),
         )
         for cell in cells
@@ -252,12 +254,17 @@ def _place(row: Mapping[str, Any]) -> tuple[int, int, int, float, int]:
 
 
 def table(
-    title: str, setting: str, found: Found, systems: Sequence[System] = ALL, guarantees: Sequence[str] = tuple(GUARANTEES)
+    title: str,
+    setting: str,
+    found: Found,
+    systems: Sequence[System] = ALL,
+    guarantees: Sequence[str] = tuple(GUARANTEES),
+    epsilons: Sequence[int] = EPSILONS,
 ) -> Table:
     """Tabulate the paper's and our accuracy; several seeds give a standard error."""
     rows = []
     for system in systems:
-        for place, epsilon in enumerate(EPSILONS):
+        for place, epsilon in enumerate(epsilons):
             ours = [
                 _cell(list(found.get((setting, guarantee, system.title, epsilon), {}).values())) for guarantee in guarantees
             ]

@@ -52,7 +52,7 @@ def test_every_item_has_a_status_without_any_result(tmp_path):
             assert (f"{item.item} ({item.drawing})" in table.caption) == bool(item.drawing)
     rows = [row for table in tables for row in table.rows]
     assert all(row[1].startswith("not run") for row in rows)
-    assert [row[0] for row in rows if "CIFAR-100" in row[1]] == ["Table 5"]
+    assert [row[0] for row in rows if "ResNet-18 on CIFAR-10" in row[1]] == ["Figure 5"]
     assert {row[5] for row in rows} == {"not run"}
 
 

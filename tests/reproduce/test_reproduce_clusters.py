@@ -298,6 +298,51 @@ def test_table_3_gives_no_verdict_where_rebalancing_does_nothing(tmp_path):
     assert told(outcome) == ["holds", "not tested", "not tested", "undecided"] * 2
 
 
+def as_in_table_5(path, run):
+    """Clusters and rebalancing help on CIFAR-10."""
+    clustered, rebalanced = run.algorithm["name"] == "rr-cluster", run.algorithm.get("min_cluster_size", 0) > 0
+    return 0.3 + (1 + 1e-3 * run.seed) * (0.05 * clustered + 0.1 / run.privacy.epsilon * rebalanced)
+
+
+def test_table_5_compares_all_systems_on_all_seeds(tmp_path):
+    context = MadeUp(tmp_path, as_in_table_5)
+    outcome = find("rr-cluster/table5")().compute(context)
+    assert [one.claim.text for one in outcome.judged()] == [
+        "CIFAR-10, expected: rebalancing raises the accuracy of DP-IFCA",
+        "CIFAR-10, expected: RR-Cluster (IFCA) has the highest accuracy",
+    ]
+    assert told(outcome) == ["holds", "holds"]
+    assert outcome.claims[0].measured == "+2.5 points at epsilon 4, +1.3 points at epsilon 8"
+    assert "+7.5 points over DP-FedProx, epsilon 4" in outcome.claims[1].measured
+    assert len(context.cells) == outcome.runs == outcome.planned_runs == 6 * 2 * 3  # systems, epsilons, seeds
+    assert {Path(path).stem for path, _ in context.cells} == {"laptop_cifar10_balanced"}
+    assert ["DP-IFCA", "8", "56.8", "35.0 +- 0.0"] in outcome.tables[0].rows
+
+
+def test_table_5_does_not_hold_where_another_system_is_better(tmp_path):
+    def reach(path, run):
+        return as_in_table_5(path, run) + 0.2 * (run.algorithm["name"] == "dp-fedprox")
+
+    assert told(find("rr-cluster/table5")().compute(MadeUp(tmp_path, reach))) == ["holds", "does not hold"]
+
+
+def test_table_5_of_the_paper_s_size(tmp_path):
+    outcome = find("rr-cluster/table5")().compute(MadeUp(tmp_path, as_in_table_5, scale="paper", most=5))
+    assert (outcome.runs, outcome.planned_runs) == (5, 2 * 2 * 3 * (5 + 6 + 6))  # data, epsilons, seeds, systems by guarantee
+    assert [table.title for table in outcome.tables] == ["CIFAR-10, accuracy %", "CIFAR-100, accuracy %"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "name", "records"), [("laptop", "cifar10", 20), ("paper", "cifar10", 50), ("paper", "cifar100", 50)]
+)
+def test_settings_of_table_5_are_the_papers(scale, name, records):
+    document = yaml.safe_load((ROOT / f"configs/rr_cluster/{scale}_{name}_balanced.yaml").read_text())
+    data = document["data"]
+    assert (data["dataset"], data["clients"], data["shift"]) == (name, [250] * 4, "rotation")
+    assert data["train_per_client"] == records  # 1,000 clients share the whole data set
+    assert document["algorithms"]["rr-cluster"]["min_cluster_size"] == 12
+
+
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize(("setting", "alpha"), [("mild", 0.5), ("high", 0.1)])
 def test_settings_of_table_3_are_the_papers(scale, setting, alpha):
