@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.client_selection import paper_events, selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.loss_weighting import draw, probabilities, top_mass
+from dpcfl_net.privacy.mechanisms import MOST_DRAWN
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, Slot, UnprotectedSlot, given
 
 LOSS = TensorSpec("f4")
@@ -27,7 +29,7 @@ CLIPPED = "updates leave the client without noise, and so do its losses, which a
 
 WITHOUT_CLIENTS = (
     "clients are drawn whether they are there or not; the mean is weighted by records over the drawn clients that "
-    "answered; a client keeps its latest loss, and one without any counts as the average"
+    "answered; a client keeps its latest loss, and one without any counts as the average (mode selection: as tau / 2)"
 )
 
 
@@ -44,6 +46,26 @@ def em_norm(algorithm: Algorithm, client: ClientEntry) -> float:
         return dpsgd_norm(algorithm, client)
     noise = given(client.noise_multiplier) * (algorithm.protocol.model.parameters**0.5 + 12)
     return algorithm.protocol.local.clip * (1 + noise)
+
+
+def cost_of_draws(options: Any, setting: Setting) -> str:
+    """State what the draws of mode `selection` cost by themselves.
+
+    Args:
+        options: Options of the algorithm.
+        setting: Public facts of the run.
+    """
+    if options.tilt > MOST_DRAWN:
+        return (
+            f"the draws: no epsilon is claimed for them above algorithm.tilt {MOST_DRAWN:g}, since they have 53 bits, with which a "
+            "client of a smaller loss may never be drawn"
+        )
+    asked = (options.tilt, setting.clients, options.clients_per_round, setting.rounds)
+    given_models, whole = (math.ceil(1e3 * found(*asked)) / 1e3 for found in (selection_epsilon, unconditional_epsilon))
+    return (
+        f"the draws alone, against an adversary that sees only them and does not know the server's seed: epsilon {given_models:.10g} if one "
+        f"client's clipped losses may change and the models are fixed, {whole:.10g} if it moves the others' losses through the models"
+    )
 
 
 EM_UPDATE = TensorSpec("f4", ("p",), max_norm=em_norm)
@@ -89,19 +111,12 @@ class EMFDRO(Algorithm):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         rounds, each = setting.rounds, options.tilt
-        caveats: tuple[str, ...] = ()
-        if options.mode == "selection" and not cls.problems(options, setting):
-            asked = (options.tilt, setting.clients, options.clients_per_round, rounds)
-            caveats = (
-                f"the draws alone, against an adversary that sees only them and does not know the server's seed: epsilon "
-                f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are fixed, "
-                f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models",
-            )
+        claims = options.mode == "selection" and not cls.problems(options, setting)
         return Capabilities(
             expected_releases=float(options.clients_per_round * rounds),
             protects=(("sample", "untrusted-server"), ("client", "untrusted-server")),
             covers=("model updates", "validation losses, and so the draws of clients that follow from them"),
-            caveats=caveats,
+            caveats=(cost_of_draws(options, setting),) if claims else (),
             without_clients=WITHOUT_CLIENTS,
             claim_of_paper=f"client-level epsilon {rounds * each:g} for the draws of {rounds} rounds, {each:g} for each "
             "(Proposition 4.4)",
@@ -156,10 +171,7 @@ class EMFDRO(Algorithm):
         model, losses = state.models[0], dict(zip(fed.clients, state.memory["losses"], strict=True))
         if t == 1:
             losses |= self.released_losses(fed.call(self.evaluate, common={"model": model}))
-        known = [loss for loss in losses.values() if loss is not None]
-        average = statistics.fmean(known) if known else 0.0
-        # A client that never answered gets the average loss.
-        scores = [average if loss is None else loss for loss in losses.values()]
+        scores = self.scores(losses.values())
         epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
         drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.clients_per_round, fed.rng("draw")))
@@ -178,6 +190,19 @@ class EMFDRO(Algorithm):
             "drawn": [int(i in drawn) for i in fed.clients],
         }
         return State(means.moved(), state.assignment, {"losses": [*losses.values()]}, shown)
+
+    def scores(self, losses: Collection[float | None]) -> list[float]:
+        """Give clients that never answered a loss: the average of the others, or tau / 2 in mode `selection`.
+
+        Epsilon of the draws in mode `selection` is that of one loss which moves one score; an average would move with it.
+
+        Args:
+            losses: Latest loss of each client; None if it never answered.
+        """
+        known = [loss for loss in losses if loss is not None]
+        average = statistics.fmean(known) if known else 0.0
+        unknown = self.options.tau / 2 if self.options.mode == "selection" else average
+        return [unknown if loss is None else loss for loss in losses]
 
     def released_losses(self, results: Results) -> dict[int, float]:
         """Read the losses of the clients that answered, clipped to the range of an honest loss, which noise may leave.

@@ -246,8 +246,8 @@ def test_what_the_statement_says(tmp_path):
     assert (selection["epsilon"], selection["covered"], selection["noise_multiplier"]) == (None, [], None)
     assert "without noise" in selection["not_covered"][0]
     (draws,) = [text for text in selection["not_covered"] if text.startswith("the draws alone")]
-    assert f"epsilon {selection_epsilon(4.0, 4, 2, ROUNDS):.4g} if one client's" in draws
-    assert f"{unconditional_epsilon(4.0, 4, 2, ROUNDS):.4g} if it moves" in draws
+    assert f"epsilon {math.ceil(1e3 * selection_epsilon(4.0, 4, 2, ROUNDS)) / 1e3:g} if one client's" in draws
+    assert f"{unconditional_epsilon(4.0, 4, 2, ROUNDS):g} if it moves" in draws
 
     paper = said("paper", {"mode": "paper"})
     assert paper["epsilon"] is None
@@ -439,6 +439,51 @@ def test_who_never_answered_counts_as_the_average(tmp_path):
     state = job.algorithm.round(state, 2, fed)  # 1 and 3 once more
     state = job.algorithm.round(state, 3, fed)  # left: 2 with 2, and 0 with (0 + 2 + 0) / 3
     assert fed.asked[-1] == ("train", [0, 2])
+
+
+def test_draws_without_some_losses_cost_what_the_statement_says(tmp_path):
+    """Client 3 never answers. The loss of client 0 is 0 or tau, and moves the chance of each pair by the stated epsilon at most."""
+    job = job_for(tmp_path, {"mode": "selection", "tilt": 2.0, "tau": 2.0, "clients_per_round": 2})
+    fed, chances = Scripted(job.protocol.model.parameters, []), []
+    fed.gone = {3}
+    for loss, *others in itertools.product((0.0, 2.0), repeat=3):
+        fed.losses = [loss, *others, 0.0]
+        weights = [math.exp(2.0 / (2 * 2.0) * score) for score in scores_of(job.algorithm, fed)]
+        chances.append([pair_chance(weights, pair) for pair in itertools.combinations(range(4), 2)])
+    costs = np.abs(np.log(np.divide(chances[:4], chances[4:])))
+    assert costs.max() <= selection_epsilon(2.0, 4, 2, 1) + 1e-9
+
+
+def scores_of(algorithm, fed):
+    """Scores by which clients are drawn in round 1, as the round passes them on."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        patch.setattr("dpcfl_net.algorithms.em_fdro.draw", lambda scores, *how: found.append([*scores]) or draw(scores, *how))
+        algorithm.round(algorithm.start(fed), 1, fed)
+    return found[0]
+
+
+def pair_chance(weights, pair):
+    total = sum(weights)
+    (a, b) = (weights[k] / total for k in pair)
+    return a * b / (1 - a) + b * a / (1 - b)
+
+
+def test_draws_that_are_too_steep_for_their_bits_are_said_to_have_no_epsilon(tmp_path):
+    """At tilt 100 the client of the smaller loss is never drawn, in place of once in e^50 draws."""
+
+    class Extreme:
+        def random(self, count):
+            return np.array([0.0, 1 - 2.0**-53])  # the smallest and the largest number that a generator draws
+
+    assert draw([1.0, 0.0], 30.0, 1.0, 1, Extreme()) == [1]
+    assert draw([1.0, 0.0], 100.0, 1.0, 1, Extreme()) == [0]
+    for tilt, claimed in ((30.0, True), (100.0, False)):
+        folder = tmp_path / str(tilt)
+        folder.mkdir()
+        lines = privacy_statement(job_for(folder, {"mode": "selection", "tilt": tilt}).protocol, None)["not_covered"]
+        (said,) = [line for line in lines if line.startswith("the draws")]
+        assert ("if one client's clipped losses may change" in said) == claimed
 
 
 def test_a_loss_beyond_what_an_honest_one_can_be_weighs_no_more(tmp_path):
