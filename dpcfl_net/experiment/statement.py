@@ -49,6 +49,7 @@ PUBLISHED_FROM_BUFFERS = (
     "the server's publications of each version: noisy sums of clipped updates; at most {} participations of each client"
 )
 AGGREGATORS_SEE = "the same releases as aggregators receive them: aggregators belong to the untrusted server"
+OTHER_RELEASES = "the other releases: their noise meets epsilon {:g} only for given outcomes of the releases without a guarantee, on which they depend"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
 NOT_DURABLE = (
     "a crash of the machine, not of a process: charges are not flushed to the disk, so that a run that continues after such a crash "
@@ -102,8 +103,9 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         covered, not_covered = [*covered_by_sums(sums), *covered], [*not_covered_by_sums(sums), *not_covered]
     if protocol.unprotected:
         covered, given = [], []
-        if z and privacy.noise == "os":
-            given = [f"the other releases: their noise alone meets epsilon {protocol.epsilon:g}"]
+        # A trusted server's z is that of the published claim, which does not hold.
+        if z and privacy.noise == "os" and privacy.trust != "trusted-server":
+            given = [OTHER_RELEASES.format(protocol.epsilon)]
         not_covered = [*protocol.unprotected, *given, *not_covered]
     not_covered += _not_covered_elsewhere(algorithm)
     return {
@@ -186,7 +188,7 @@ def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:
         found.append("the network: messages on loopback are not encrypted")
     if protocol.oracle is not None:
         found.append("cluster membership: the job lists the oracle's true clusters")
-    elif protocol.privacy.unit != "client" and algorithm.capabilities.max_models > 1:
+    elif protocol.privacy.unit != "client" and algorithm.capabilities.published_models > 1:
         found.append(CLUSTERS_SHOW)
     return found
 

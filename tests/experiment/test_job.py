@@ -99,6 +99,32 @@ def test_the_statement_names_selections_where_clients_make_some(made, name, sele
     assert privacy_statement(protocol, None)["covered"] == ["model updates", *selections]
 
 
+@pytest.mark.parametrize(("select", "said"), [("argmin", True), ("exponential", False)])
+def test_the_statement_says_that_noise_beside_a_raw_choice_counts_for_a_given_choice_only(made, select, said):
+    """Updates start from the chosen model: one record that changes the choice changes them beyond their noise."""
+    algorithm = {"name": "f-cdpfl", "clusters": 4, "select": select}
+    document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4, "accountant": "rdp"}, "algorithm": algorithm}
+    protocol = make_job(config.resolve(document), made[1] / "keys").protocol
+    lines = [line for line in privacy_statement(protocol, None)["not_covered"] if line.startswith("the other releases")]
+    assert [("epsilon 5" in line, "for given outcomes" in line) for line in lines] == [(True, True)] * said
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "clusters"),
+    [("global", False), ("local", False), ("r-dpcfl", True), ("km-cdpfl", True), ("dpmm-cfl", True), ("feddp-kmeans", True)],
+)
+def test_the_statement_says_that_sample_level_noise_does_not_hide_a_cluster(made, algorithm, clusters):
+    options = {"clusters": 4} if algorithm in ("r-dpcfl", "km-cdpfl", "feddp-kmeans") else {}
+    document = {
+        **SMALL,
+        "privacy": {"epsilon": 5, "delta": 1e-4, "accountant": "rdp"},
+        "algorithm": {"name": algorithm, **options},
+    }
+    protocol = make_job(config.resolve(document), made[1] / "keys").protocol
+    lines = privacy_statement(protocol, None)["not_covered"]
+    assert any(line.startswith("the cluster of a client") for line in lines) == clusters
+
+
 @pytest.mark.parametrize("records", ["test", "validation"])
 def test_the_statement_names_the_records_that_the_observer_evaluates(made, tmp_path, records):
     """Validation records are records of clients, and accuracy on them is written without noise."""
