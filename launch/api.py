@@ -105,8 +105,8 @@ def run(
         The run. Its state is `interrupted` if a callback stopped it.
 
     Raises:
-        ConfigError: If the configuration is invalid, `out` cannot be written, or the file of an algorithm or model of your own has changed
-            since this process imported it.
+        ConfigError: If the configuration is invalid or asks for a GPU that this machine lacks, `out` cannot be written, or the file of an
+            algorithm or model of your own has changed since this process imported it.
         Refused: If a worker's gate or the launcher refuses the job.
         RunFailed: If the run cannot continue; a note names the run folder.
         KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, once every process has ended. The run can be resumed.
@@ -115,6 +115,7 @@ def run(
         with interrupts.raising():
             settings = _with_federation(config, federation)
             check_code([settings])
+            new_run.check_gpus(settings)
         try:
             folder = new_run.new_folder(settings, Path(out))
         except OSError as error:

@@ -18,7 +18,24 @@ from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import write_job
 from dpcfl_net.federation.claim import hold_to_policy
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
+from dpcfl_net.training.devices import deal
 from dpcfl_net.transport.keys import make_operator_keys
+
+
+def check_gpus(config: Config) -> None:
+    """Check that this machine has the GPUs of a run whose workers it starts.
+
+    Hosts of `dpcfl launch` check their own GPUs, so that the launcher's host needs none.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        ConfigError: If a GPU that the configuration asks for is missing, as `devices.assign`.
+        RunFailed: If nvidia-smi does not answer.
+    """
+    if config.runtime.federation == "network":  # otherwise everything is computed on the CPU
+        deal(config.runtime, 1)
 
 
 def new_folder(config: Config, out: Path) -> Path:

@@ -19,7 +19,7 @@ from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch import chaos, run_kinds
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.new_run import prepare
+from dpcfl_net.launch.new_run import check_gpus, prepare
 from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.launch.preparation import StepRecorder
 from dpcfl_net.launch.resumed_ledgers import check_ledgers
@@ -87,7 +87,7 @@ def run_in(
 
     Raises:
         RunInUse: If another process runs the folder.
-        ConfigError: If an earlier version started the run, as `check_runnable`.
+        ConfigError: If an earlier version started the run, as `check_runnable`, or if this machine lacks GPUs of a run that is resumed.
         LedgerError: If the ledger of a client that has answered is missing, as `check_ledgers`.
         DpcflError: If a new run fails before it begins.
     """
@@ -100,6 +100,8 @@ def run_in(
             return done, None
         if not is_new:  # before any process, ledger or checkpoint is touched
             check_runnable(read_protocol(RunFolder(folder).protocol))
+            if options.placement is None:
+                check_gpus(config)
         attempt = _Attempt(folder, config, display, options, options.interrupts, is_new)
         try:
             outcome = attempt.run()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.launch.new_run import check_gpus
 from dpcfl_net.launch.sweep_grid import Cell
-from dpcfl_net.training.devices import deal
 
 DEVICES = ("cpu", "cuda")
 
@@ -34,7 +34,7 @@ def check_devices(cells: list[Cell], device: str | None) -> None:
     """
     for cell in cells:
         if device is None:
-            deal(cell.config.runtime, 1)
+            check_gpus(cell.config)
         elif device == "cuda" and cell.config.runtime.federation == "in-process":
             raise ConfigError(
                 f"runtime.federation is 'in-process' (cell {cell.label}): computes on the CPU; give no --gpus, or set it to 'network'"

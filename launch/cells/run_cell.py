@@ -50,6 +50,7 @@ def run_cell(
         with Interrupts() as interrupts:
             with interrupts.raising():
                 if not RunFolder(folder).protocol.exists():
+                    new_run.check_gpus(config)
                     _prepare(folder, config, display.prepare)
                 saved = summary.read_document(folder)
             if saved.get("state") == FINISHED:

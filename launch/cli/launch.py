@@ -173,6 +173,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any
     config = _load(path, overrides, options)
     clients, size = sum(config.data.clients), config.runtime.clients_per_worker
     if options.on == "local":
+        new_run.check_gpus(config)
         placement = LocalPlacement()
         hosts = [placement.capacity()[0].name] * -(-clients // size)
         placed = _describe_placement(placement, hosts, config)

@@ -20,7 +20,7 @@ from dpcfl_net.launch.calling_process import IN_PROCESS
 from dpcfl_net.launch.cli import estimate
 from dpcfl_net.launch.cli.reported_run import run_and_report
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.new_run import check_policy, new_folder, write_config
+from dpcfl_net.launch.new_run import check_gpus, check_policy, new_folder, write_config
 from dpcfl_net.launch.placement.placements import Placement
 from dpcfl_net.launch.running import RunOptions
 from dpcfl_net.launch.saved_run import SavedRun, read_saved_run
@@ -73,6 +73,7 @@ def new_run(
             config = configuration.load(path, overrides)
             if debug:
                 config = configuration.load(config, IN_PROCESS)
+            check_gpus(config)
         options = RunOptions(interrupts=interrupts, in_calling_process=debug, chaos=chaos, trackers=trackers)
         folder = new_folder(config, out)
         return *run_and_report(folder, config, options), folder
@@ -172,6 +173,7 @@ def dry_run(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
     import tempfile
 
     config = configuration.load(path, overrides)
+    check_gpus(config)
     with tempfile.TemporaryDirectory() as folder:
         _make_keys(RunFolder(folder).keys, config)
         job = make_job(config, RunFolder(folder).keys)

@@ -17,6 +17,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_overrides import change
 from dpcfl_net.experiment.config_schema import MOST_ROUNDS, Config
 from dpcfl_net.launch.cells.outcome import CellOutcome
+from dpcfl_net.launch.new_run import check_gpus
 from dpcfl_net.launch.sweep_grid import Source, check_code, first_of, job_key
 from dpcfl_net.launch.sweeps import STORE
 from dpcfl_net.launch.tuning.search import count_trials, searcher
@@ -235,6 +236,7 @@ class Study:
         if problems:
             raise ConfigError(problems)
         check_code(finals)
+        check_gpus(finals[0])  # all runs have the same runtime settings
 
 
 def _filled(options: TuneOptions, config: Config) -> TuneOptions:
