@@ -1,4 +1,4 @@
-"""Restarts of coordinator, observer, relay and aggregators after crashes: how many, and when."""
+"""Restarts after crashes: delays, and for coordinator, observer, relay and aggregators also how many and when."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from collections import Counter
 
 # A role that crashed starts again after RESTART_S seconds, then after twice as long each time, at most MOST_RESTART_S.
 RESTART_S, MOST_RESTART_S = 0.2, 10.0
+
+
+def delay_s(earlier: int) -> float:
+    """Return the seconds before a restart.
+
+    Args:
+        earlier: Delayed restarts before this one.
+    """
+    return min(RESTART_S * 2**earlier, MOST_RESTART_S)
 
 
 class Restarts:
@@ -42,7 +51,7 @@ class Restarts:
         if count >= self.most:
             return None
         self._counts[title] += 1
-        self._due[title] = time.monotonic() + min(RESTART_S * 2**count, MOST_RESTART_S)
+        self._due[title] = time.monotonic() + delay_s(count)
         return count + 1
 
     def due(self) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.launch.placement.base import ClientRange, Handle, Launcher, failure
+from dpcfl_net.launch.restarts import MOST_RESTART_S, delay_s
 
 EXIT_S = 15.0  # time for a process without wanted clients to exit
 
@@ -41,6 +42,9 @@ class WorkerProcess:
         restarts: Restarts after crashes so far.
         wanted: Its clients that should run.
         lost: True if it does not run again.
+        started: Time of its last start, on the monotonic clock.
+        short_lives: Crashes in a row, each within MOST_RESTART_S of the start.
+        due: Time before which it does not start again, on the monotonic clock.
     """
 
     process: ClientRange
@@ -48,11 +52,21 @@ class WorkerProcess:
     restarts: int = 0
     wanted: set[int] = field(default_factory=set)
     lost: bool = False
+    started: float = 0.0
+    short_lives: int = 0
+    due: float = 0.0
 
     @property
     def first(self) -> int:
         """First client, which identifies the process."""
         return self.process.clients[0]
+
+    def crashed(self) -> None:
+        """Count a crash and set when the process may start again: at once, but after a growing delay if it keeps crashing early."""
+        now = time.monotonic()
+        self.short_lives = self.short_lives + 1 if now < self.started + MOST_RESTART_S else 0
+        self.due = now if self.short_lives < 2 else now + delay_s(self.short_lives - 2)
+        self.restarts += 1
 
 
 class WorkerPool:
@@ -129,14 +143,14 @@ class WorkerPool:
                 worker.handle.send_command(f"stop {client}")
 
     def update(self) -> None:
-        """Start queued processes up to the limit, and kill those that did not exit in time."""
+        """Start queued processes that are due, up to the limit, and kill those that did not exit in time."""
+        now = time.monotonic()
         for first, worker in list(self._queued.items()):
             if len(self._running) >= self._max_running:
                 break
-            if worker.handle is None:
+            if worker.handle is None and worker.due <= now:
                 del self._queued[first]
                 self._start(worker)
-        now = time.monotonic()
         for first in [first for first, deadline in self._exit_deadlines.items() if deadline <= now]:
             del self._exit_deadlines[first]
             if (handle := self._workers[first].handle) is not None:
@@ -163,7 +177,7 @@ class WorkerPool:
             return
         error = failure(worker.process.title, code, log, reason)
         if code not in (2, 3) and worker.restarts < self._limits.max_restarts:
-            worker.restarts += 1
+            worker.crashed()
             self._queued[worker.first] = worker
             self._report(f"{error}; restarted ({worker.restarts} of at most {self._limits.max_restarts} restarts)")
         elif self._limits.all_required:
@@ -197,7 +211,7 @@ class WorkerPool:
             self._on_lost(client)
 
     def _start(self, worker: WorkerProcess) -> None:
-        worker.handle = self._launcher.start(worker.process)
+        worker.handle, worker.started = self._launcher.start(worker.process), time.monotonic()
         if worker.process.group:
             for client in sorted(worker.wanted):
                 worker.handle.send_command(f"start {client}")

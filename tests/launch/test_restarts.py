@@ -1,10 +1,15 @@
-"""Restarts of roles: a limit for each role, and delays that double."""
+"""Restarts of roles and workers: a limit for each, and delays that double."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dpcfl_net.launch import restarts
+from dpcfl_net.launch.placement.base import ClientRange
+from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.launch.restarts import MOST_RESTART_S, RESTART_S, Restarts
 
 
@@ -36,3 +41,71 @@ def test_a_role_that_crashes_again_waits_twice_as_long_up_to_a_limit(now):
         assert not roles.scheduled
         waited.append(now[0] - crashed)
     assert waited == pytest.approx([min(RESTART_S * 2**k, MOST_RESTART_S) for k in range(9)], abs=RESTART_S / 2)
+
+
+class Crashing:
+    """Launcher and handles of workers that end with code 4, as on a full disk, when the test says so."""
+
+    reason, log_path = "no space left on device", Path("no log")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.sentinel = 0
+
+    def start(self, process: ClientRange) -> Crashing:
+        self.sentinel = process.clients[0]
+        self.starts.append(self.sentinel)
+        return self
+
+    def wait(self) -> int:
+        return 4
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def crash(now) -> Callable[[float], float]:
+    """Lets the only worker of a pool crash some seconds after its start; returns the seconds until it is started again."""
+    launcher = Crashing()
+    pool = WorkerPool(launcher, 1, PoolLimits(1, 1, 99, True), report=lambda text: None, on_lost=lambda client: None)
+    pool.start_worker([0])
+    pool.update()
+
+    def crash(lived_s: float) -> float:
+        now[0] += lived_s
+        crashed, starts = now[0], len(launcher.starts)
+        pool.ended(0)
+        pool.update()
+        while len(launcher.starts) == starts:
+            now[0] += RESTART_S / 2
+            pool.start_worker([0])  # the coordinator wants it, which is no reason to hurry
+            pool.update()
+        return now[0] - crashed
+
+    return crash
+
+
+def test_a_worker_that_crashed_starts_again_at_once_and_if_it_crashes_early_again_after_growing_delays(crash):
+    waited = [crash(1.0) for _ in range(9)]
+    expected = [0, *(min(RESTART_S * 2**k, MOST_RESTART_S) for k in range(8))]
+    assert waited == pytest.approx(expected, abs=RESTART_S / 2)
+
+
+def test_a_worker_that_ran_for_a_while_starts_again_at_once(crash):
+    assert [crash(1.0) > 0 for _ in range(3)] == [False, True, True]
+    assert [crash(MOST_RESTART_S) for _ in range(3)] == [0, 0, 0]
+    assert crash(1.0) == 0
+
+
+def test_a_worker_that_waits_leaves_its_place_to_others(now):
+    launcher = Crashing()
+    pool = WorkerPool(launcher, 2, PoolLimits(1, 1, 9, True), report=lambda text: None, on_lost=lambda client: None)
+    pool.start_worker([0])
+    pool.update()
+    for _ in range(2):
+        pool.ended(0)
+        pool.update()
+    pool.start_worker([1])
+    pool.update()
+    assert launcher.starts == [0, 0, 1]
