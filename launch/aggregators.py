@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from multiprocessing.connection import Connection
 
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.news_pipe import NewsPipe
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import Role
 from dpcfl_net.launch.placement.child import role_environment, start_of
@@ -92,7 +90,7 @@ class LocalAggregators(Aggregators):
     def __init__(self, files: RunFolder, runtime: RuntimeSettings, groups: Iterable[range], bind: str) -> None:
         super().__init__(files, runtime, groups)
         self._bind = bind
-        self._losses: dict[str, Connection] = {}
+        self._losses: dict[str, NewsPipe] = {}
 
     def start(self, title: str) -> Role:
         """See `Aggregators`."""
@@ -103,8 +101,8 @@ class LocalAggregators(Aggregators):
             runtime.round_timeout_s, runtime.join_timeout_s, runtime.orphan_timeout_s, FIRST_FREE,
         )  # fmt: skip
         self._close(title)
-        theirs, self._losses[title] = multiprocessing.Pipe(duplex=False)
-        with theirs:
+        self._losses[title] = NewsPipe()
+        with self._losses[title].receiver as theirs:
             start = start_of(AGGREGATOR_MAIN, spec, role_environment())
             return parents.fork_role(title, start, files.log(title), (theirs.fileno(),))
 
@@ -115,8 +113,7 @@ class LocalAggregators(Aggregators):
 
     def tell(self, client: int) -> None:
         """See `Aggregators`."""
-        with contextlib.suppress(BrokenPipeError):  # the aggregator has ended; it is told again when it restarts
-            self._losses[self._title(client)].send_bytes(str(client).encode())
+        self._losses[self._title(client)].tell(client)
 
     def close(self) -> None:
         """See `Aggregators`."""

@@ -7,6 +7,8 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
+from dpcfl_net.launch.news_pipe import NewsPipe
+
 LONGEST_COMMAND = 64  # bytes
 
 
@@ -19,7 +21,7 @@ class CoordinatorPipes:
 
     def __init__(self) -> None:
         self.commands: Connection | None = None
-        self._losses: Connection | None = None
+        self._losses: NewsPipe | None = None
 
     @contextlib.contextmanager
     def renewed(self) -> Iterator[tuple[int, int]]:
@@ -30,8 +32,8 @@ class CoordinatorPipes:
         """
         self.close()
         self.commands, commands_end = multiprocessing.Pipe(duplex=False)
-        losses_end, self._losses = multiprocessing.Pipe(duplex=False)
-        with commands_end, losses_end:
+        self._losses = NewsPipe()
+        with commands_end, self._losses.receiver as losses_end:
             yield commands_end.fileno(), losses_end.fileno()
 
     def read_commands(self, handle: Callable[[bytes], None]) -> None:
@@ -55,8 +57,7 @@ class CoordinatorPipes:
             gone: Client id, number of the aggregator, or name of the observer.
         """
         assert self._losses is not None
-        with contextlib.suppress(BrokenPipeError):  # the coordinator has ended
-            self._losses.send_bytes(str(gone).encode())
+        self._losses.tell(gone)
 
     def close(self) -> None:
         """Close the pipes; may be called twice."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.run_folder import WARNINGS, RunFolder
+from dpcfl_net.launch.news_pipe import NewsPipe
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.child import Child, role_environment, start_of, stop
 from dpcfl_net.launch.placement.fork_server import AGGREGATOR_MAIN, FIRST_FREE
@@ -52,7 +50,7 @@ class HostAggregator:
         self._files, self._number, self._title = RunFolder(folder), number, aggregator_key(number)
         self.address: str | None = None
         self._child: Child | None = None
-        self._losses: Connection | None = None
+        self._losses: NewsPipe | None = None
         self._listens, self._log_from = False, 0
         self._tails = [_Tail(self._files.messages), _Tail(self._files.warnings)]
 
@@ -114,8 +112,8 @@ class HostAggregator:
             self._files.path, command.round_timeout_s, command.join_timeout_s, command.orphan_timeout_s, FIRST_FREE,
         )  # fmt: skip
         self._close_pipe()
-        theirs, self._losses = multiprocessing.Pipe(duplex=False)
-        with theirs:
+        self._losses = NewsPipe()
+        with self._losses.receiver as theirs:
             start = start_of(AGGREGATOR_MAIN, spec, role_environment())
             self._child, self._listens = parents.fork_role(self._title, start, log, (theirs.fileno(),)), False
 
@@ -126,8 +124,7 @@ class HostAggregator:
             client: Client id.
         """
         if self._losses is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended; it is told again when it restarts
-                self._losses.send_bytes(str(client).encode())
+            self._losses.tell(client)
 
     def signal(self, number: int) -> None:
         """Send a signal to its process, if it runs."""
