@@ -251,6 +251,23 @@ def dpsgd_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     return local.lr * steps * c * ((b + 12 * b**0.5 + 12) + z * (p**0.5 + 12)) / b
 
 
+def noisy_sum_norm(client: ClientEntry, *, ratio: float, bound: float, size: int) -> float:
+    """Bound the L2 norm of what an honest client's `noisy_sum` returns.
+
+    N records add rows of norm at most B, and the noise has deviation r z B in each of m numbers. The norm is at most
+    N B + r z B (sqrt(m) + 12) except with probability below exp(-72) (Gaussian concentration), and rounding to float32 makes it
+    longer by less than 2^-20 of itself.
+
+    Args:
+        client: The client's roster entry.
+        ratio: r, the `ratio` of the sum's slot.
+        bound: B, to which the mechanism clips each row.
+        size: m, numbers in the sum.
+    """
+    noise = ratio * given(client.noise_multiplier) * (math.sqrt(size) + 12)
+    return bound * (client.records + noise) * (1 + 2.0**-20)
+
+
 def any_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     """Return inf, the bound of a raw update: a trusted server clips it, or nothing protects it.
 

@@ -32,8 +32,25 @@ WITHOUT_CLIENTS = (
     "mean of a cluster is over its clients that answered; a cluster without an answer keeps its model"
 )
 CENTRES = TensorSpec("f4", ("centres", "record"))
-TALLY = TensorSpec("f4", ("tally",))
-COUNTED, TALLIED = 1.0, math.sqrt(2)  # norm of what a record adds: a 1, or the record and a 1
+COUNTED, TALLIED = 1.0, math.sqrt(2)  # norm of what a record adds: x x^T or a 1, or the record and a 1
+
+
+def noisy_sum(side: str, bound: float) -> TensorSpec:
+    """Describe the noisy sum of a step: no client can move the sum over all clients by more than an honest one could.
+
+    Args:
+        side: Name of its side.
+        bound: Norm of what a record adds.
+    """
+
+    def max_norm(algorithm: Any, client: ClientEntry) -> float:
+        size = algorithm.capabilities.sides[side](algorithm.protocol.model)
+        return base.noisy_sum_norm(client, ratio=algorithm.options.noise_ratio, bound=bound, size=size)
+
+    return TensorSpec("f4", (side,), max_norm=max_norm, update=False)
+
+
+MOMENT, WEIGHT, TALLY = noisy_sum("moment", COUNTED), noisy_sum("point", COUNTED), noisy_sum("tally", TALLIED)
 
 
 class FedDPKMeans(FromModel):
@@ -190,17 +207,17 @@ class FedDPKMeans(FromModel):
 
     # ---- client half
 
-    @on_client(charges=["moments"], takes={}, gives={"moment": TensorSpec("f4", ("moment",))})
+    @on_client(charges=["moments"], takes={}, gives={"moment": MOMENT})
     def moments(self, me: Client) -> Release:
         """Release the noisy sum of x x^T: its upper triangle, so scaled that its norm is that of the matrix."""
         rows, columns = np.triu_indices(record_size(self.protocol.model))
         scale = np.where(rows == columns, 1.0, math.sqrt(2))
-        return Release(moment=me.noisy_sum("moments", lambda x: unit(x)[:, rows] * unit(x)[:, columns] * scale, 1.0))
+        return Release(moment=me.noisy_sum("moments", lambda x: unit(x)[:, rows] * unit(x)[:, columns] * scale, COUNTED))
 
     @on_client(
         charges=["weights"],
         takes={"axes": TensorSpec("f4", ("axes", "record")), "points": TensorSpec("f4", ("point", "axes"))},
-        gives={"weight": TensorSpec("f4", ("point",))},
+        gives={"weight": WEIGHT},
     )
     def weights(self, me: Client, axes: np.ndarray, points: np.ndarray) -> Release:
         """Release the noisy number of records whose nearest point, in the subspace, is each point."""

@@ -37,15 +37,22 @@ class TensorSpec:
     Attributes:
         dtype: "f4", "i8", or of secure aggregation "u1" (bytes) and "u4" (words).
         shape: Sides as sizes or names ("p" parameters, "M" models in a task, or the algorithm's own).
-        max_norm: Of an update only: maps (algorithm, client's roster entry) to the largest L2 norm that the server accepts,
-            inf for any. None marks a tensor that is not an update.
+        max_norm: Of a release only: maps (algorithm, client's roster entry) to the largest L2 norm that the server accepts,
+            inf for any; None: not checked. A tensor with a `max_norm` is a model update unless `update` is False.
         exact: Of an update only: True if it is sent as float32 even where the job compresses updates.
+        update: False for a tensor with a `max_norm` that is no model update, such as a sum of records.
     """
 
     dtype: Literal["f4", "i8", "u1", "u4"]
     shape: tuple[int | str, ...] = ()
     max_norm: Callable[[Any, Any], float] | None = None
     exact: bool = False
+    update: bool = True
+
+    @property
+    def is_update(self) -> bool:
+        """True for a model update: attacks look for it, and the job may compress it."""
+        return self.update and self.max_norm is not None
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class _OtherTasks:
 def _other_tasks(algorithm: Algorithm, encoding: MessageEncoding) -> _OtherTasks:
     """Count the tasks that give no update from the clients' plans, less those of other steps that share a slot."""
     steps = [step for step in client_steps(algorithm).values() if step.gives and step.kind not in STAGES]
-    training = [step for step in steps if any(spec.max_norm is not None or spec.dtype == "u4" for spec in step.gives.values())]
+    training = [step for step in steps if any(spec.is_update or spec.dtype == "u4" for spec in step.gives.values())]
     others = [step for step in steps if step not in training]
     if not others:
         return _OtherTasks()

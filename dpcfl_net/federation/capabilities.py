@@ -147,7 +147,7 @@ def central_steps(algorithm: object) -> dict[str, ClientStep]:
 
 
 def update_tensor(step: ClientStep) -> str | None:
-    """Find the tensor of a step's release that holds its update: the one with a `max_norm`.
+    """Find the tensor of a step's release that holds its update.
 
     Args:
         step: The client step.
@@ -155,7 +155,7 @@ def update_tensor(step: ClientStep) -> str | None:
     Returns:
         Its name; None unless there is exactly one.
     """
-    names = [name for name, spec in step.gives.items() if spec.max_norm is not None]
+    names = [name for name, spec in step.gives.items() if spec.is_update]
     return names[0] if len(names) == 1 else None
 
 

@@ -168,7 +168,7 @@ class MessageEncoding:
 
     def _encodes(self, spec: TensorSpec) -> bool:
         """True if a tensor of a release is an update in another form than float32."""
-        return self._up.form != "float32" and spec.max_norm is not None and not spec.exact
+        return self._up.form != "float32" and spec.is_update and not spec.exact
 
     def _kept(self, size: int) -> int:
         assert self._up.fraction is not None

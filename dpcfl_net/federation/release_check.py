@@ -34,7 +34,7 @@ def client_endpoint_arguments(algorithm: ClientSide, clients: Iterable[int]) -> 
 def check_release(algorithm: ClientSide, step: ClientStep, client: int, tensors: dict[str, np.ndarray]) -> None:
     """Refuse a release that does not decode, or has a tensor whose decoded norm exceeds its bound.
 
-    So no client can move a model at will.
+    So no client can move a model, or a sum over all clients, at will.
 
     Args:
         algorithm: The job's algorithm.

@@ -12,13 +12,15 @@ from conftest import SMALL
 from dpcfl_net.algorithms import feddp_kmeans
 from dpcfl_net.algorithms.feddp_kmeans import POINTS, STEPS
 from dpcfl_net.clustering.metrics import adjusted_rand_index
-from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import State
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.federation import client as client_module
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.release_check import check_release
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
 from dpcfl_net.runtime.simulate import simulate
@@ -128,6 +130,31 @@ def test_the_mechanism_clips_each_record_and_adds_the_noise_of_the_slot(job, mon
     assert sizes == [(1, 64)] * 300
     assert seen == [4.0 * z * 2.0]
     assert me.ran == [slot.event(z, "zero-out")]
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "size", "bound"),
+    [
+        ("moments", "moment", 64 * 65 // 2, 1.0),
+        ("weights", "weight", POINTS, 1.0),
+        ("centres", "tally", 10 * 65, math.sqrt(2)),
+        ("lloyd", "tally", 10 * 65, math.sqrt(2)),
+    ],
+)
+def test_the_server_accepts_the_longest_honest_sums_and_refuses_longer_ones(job, step, name, size, bound):
+    """All records of a client add the same row; a false alarm has a probability below exp(-72) for each sum."""
+    algorithm, rng = job[0].algorithm, np.random.default_rng(5)
+    client = algorithm.protocol.client(3)
+    deviation = 4.0 * client.noise_multiplier * bound
+    row = bound * np.eye(1, size)[0]
+    for _ in range(200):
+        noisy = client.records * row + deviation * rng.normal(size=size)
+        check_release(algorithm, client_steps(algorithm)[step], 3, {name: noisy.astype(np.float32)})
+    for longer in (1.05, 1e6):
+        noise = deviation * (math.sqrt(size) + 12)
+        hostile = longer * (client.records * bound + noise) / bound * row
+        with pytest.raises(Refused, match=f"norm: {name} norm .* is over the bound"):
+            check_release(algorithm, client_steps(algorithm)[step], 3, {name: hostile.astype(np.float32)})
 
 
 def test_a_client_without_counts_is_in_the_largest_cluster(job):
