@@ -17,6 +17,7 @@ from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import write_job
 from dpcfl_net.federation.claim import hold_to_policy
+from dpcfl_net.launch.drafts import remove_left_drafts
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport.keys import make_operator_keys
@@ -39,7 +40,7 @@ def check_gpus(config: Config) -> None:
 
 
 def new_folder(config: Config, out: Path) -> Path:
-    """Create an empty run folder named after the configuration and the time.
+    """Create an empty run folder named after the configuration and the time, and remove what killed preparations left beside it.
 
     Args:
         config: The configuration.
@@ -52,6 +53,7 @@ def new_folder(config: Config, out: Path) -> Path:
         OSError: If it cannot be created.
         ConfigError: If no name is free.
     """
+    remove_left_drafts(out)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"
     for count in range(100):

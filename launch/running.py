@@ -175,8 +175,10 @@ class _Attempt:
             self.processes = processes
             processes.warm()
             if self.is_new:
+                RunFolder(folder).preparing.touch()
                 prepare(folder, config, placement, steps.begin)
             job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
+            RunFolder(folder).preparing.unlink(missing_ok=True)  # a resumed run may have been killed just before this
             if not self.is_new and not RunFolder(folder).placement.exists():  # agents check those of other hosts
                 check_ledgers(folder, job)
         recorder = RunRecorder(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PROTOCOL, ROSTER, EXPERIMENT, OPERATOR_KEY = "protocol.json", "roster.jsonl", "experiment.json", "operator.pub"
-CONFIG, RUN, PLACEMENT, LOCK = "config.yaml", "run.json", "placement.json", ".lock"
+CONFIG, RUN, PLACEMENT, LOCK, PREPARING = "config.yaml", "run.json", "placement.json", ".lock", ".preparing"
 METRICS, CLUSTERS, MESSAGES, SPANS, WARNINGS = (
     "metrics.jsonl", "clusters.jsonl", "messages.jsonl", "spans.jsonl", "warnings.jsonl",
 )  # fmt: skip
@@ -33,6 +33,7 @@ class RunFolder:
         chaos: Faults that were injected; only for runs with `--chaos`.
         placement: Hosts of the workers; only for runs on several hosts.
         lock: Lock file of the process that runs the folder.
+        preparing: Marks a folder whose keys and job are not complete.
         metrics: Metrics per round, one JSON object a line.
         clusters: Cluster assignments and their scores per round, one JSON object a line.
         messages: Sizes and times of messages, one JSON object a line.
@@ -57,6 +58,7 @@ class RunFolder:
         self.roster, self.operator_key = self.path / ROSTER, self.path / OPERATOR_KEY
         self.config, self.run, self.chaos = self.path / CONFIG, self.path / RUN, self.path / CHAOS
         self.placement, self.lock = self.path / PLACEMENT, self.path / LOCK
+        self.preparing = self.path / PREPARING
         self.metrics, self.clusters = self.path / METRICS, self.path / CLUSTERS
         self.messages, self.spans, self.warnings = self.path / MESSAGES, self.path / SPANS, self.path / WARNINGS
         self.transcript, self.first_round = self.path / TRANSCRIPT, self.path / FIRST_ROUND

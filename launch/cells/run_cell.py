@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpcfl_net.core.errors import DpcflError, RunInUse
-from dpcfl_net.core.locks import locked, try_lock
+from dpcfl_net.core.locks import locked
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import new_run, running
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, INTERRUPTED, CellOutcome, one_line
+from dpcfl_net.launch.drafts import hidden_draft, remove_left_drafts
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.sweep_grid import cell_folder, check_code
 from dpcfl_net.results import summary
@@ -76,7 +75,7 @@ def with_slots(config: Config, slots: int | None) -> Config:
 def _prepare(folder: Path, config: Config, on_step: Callable[[str], None]) -> None:
     """Create a run folder atomically: an incomplete one could not be resumed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_left_drafts(folder)
+    remove_left_drafts(folder.parent)
     with _draft(folder) as draft:
         try:
             new_run.prepare(draft, config, on_step=on_step)
@@ -90,7 +89,7 @@ def _prepare(folder: Path, config: Config, on_step: Callable[[str], None]) -> No
 def _draft(folder: Path) -> Iterator[Path]:
     """Create a folder beside `folder`, locked while it is a draft; it is removed at the end if it still has its name."""
     while True:
-        draft = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")  # threads, containers and hosts may share the store
+        draft = hidden_draft(folder)
         draft.mkdir()
         with locked(RunFolder(draft).lock):
             if not RunFolder(draft).lock.exists():  # another process took it for a left one before it was locked
@@ -100,15 +99,3 @@ def _draft(folder: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             return
-
-
-def _remove_left_drafts(folder: Path) -> None:
-    """Remove the drafts of a run folder whose processes were killed: they hold secret keys."""
-    for draft in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 16}"):
-        with suppress(OSError):  # it has been renamed or removed meanwhile, or may not be removed
-            if not RunFolder(draft).lock.exists():
-                continue
-            handle = try_lock(RunFolder(draft).lock)
-            if handle is not None:
-                shutil.rmtree(draft, ignore_errors=True)
-                os.close(handle)

@@ -310,7 +310,7 @@ def test_a_cell_that_was_killed_in_its_preparation_leaves_its_keys_until_the_nex
     path, store = tiny(tmp_path / "c", runtime={"federation": "in-process"}, output={"transcript": "off"}), tmp_path / "store"
     killed = subprocess.run([sys.executable, "-c", KILLED, path, store], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
-    cell = config.load(path)
+    cell = config.load(path, ["seed=1"])  # another one
     folder, (left,) = sweep_grid.cell_folder(cell, store), store.iterdir()
     assert (left / "keys" / "operator" / "operator.secret").exists()
     preparing = left.with_name(f".{folder.name}.{'a' * 16}")  # by another process, which lives
