@@ -32,11 +32,13 @@ from dpcfl_net.launch.placement.local import STOP_S
 from dpcfl_net.launch.placement.placements import Placement
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.launch.restarts import Restarts
+from dpcfl_net.results.rounds import unmeasured_rounds
 from dpcfl_net.runtime.specs import CoordinatorSpec, ObserverSpec
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
 
 _log = logging.getLogger(__name__)
 
+NAMED_ROUNDS = 10  # of those without accuracy
 LISTEN_S = 120.0  # for a process to listen; an aggregator's libraries may load from a network file system
 # Main function of each role.
 MAINS = {
@@ -62,6 +64,7 @@ class FederationRun:
         for folder in (self._files.logs, self._files.addresses):
             folder.mkdir(exist_ok=True)
         self._operator_key = self._observer = ""
+        self._observer_is_lost = self._observer_tried_again = False
         self._evaluate_every = 1
         self._links: Links | None = None
         self._aggregators: Aggregators | None = None
@@ -207,6 +210,8 @@ class FederationRun:
         if not code:
             if title == COORDINATOR:
                 self._pool.finish()
+                if self._observer_is_lost:
+                    self._try_last_round()
             elif title == OBSERVER and COORDINATOR in self.children:
                 self._pipes.tell(OBSERVER)
         elif not crashed:
@@ -214,11 +219,22 @@ class FederationRun:
         elif (count := self._restarts.schedule(title)) is not None:
             self._report(f"{error}; restarted ({count} of at most {self._restarts.most} restarts)")
         elif title == OBSERVER:
-            self._report(f"{error}; the run continues without it: no more accuracy is measured")
+            self._observer_is_lost = True
+            if COORDINATOR in self._expected():
+                self._report(f"{error}; the run continues without it: no accuracy is measured before the end")
+            else:
+                self._report(f"{error}; no restarts are left")
+                self._try_last_round()
         elif self._aggregators is not None and title in self._aggregators.groups and self.config.runtime.quorum < 1:
             self._lose_aggregator(self._aggregators, title, error)
         else:
             raise error
+
+    def _try_last_round(self) -> None:
+        """Start the observer once more for the last round, which has a checkpoint: a full disk may have room again."""
+        if not self._observer_tried_again:
+            self._observer_tried_again = True
+            self._start_observer(self._files.address(OBSERVER).read_text(), after_the_end=True)
 
     def _lose_aggregator(self, aggregators: Aggregators, title: str, error: DpcflError) -> None:
         """Continue without an aggregator: its clients are missing from every later round, and their workers end."""
@@ -259,6 +275,8 @@ class FederationRun:
                 self._pool.ended(sentinel)
         for child in self.children.values():  # aggregators, whose last records a host still has to send
             child.wait(max(0.0, deadline - time.monotonic()))
+        if unmeasured := unmeasured_rounds(self.folder, self.config.rounds, self._evaluate_every):
+            self._report(_unmeasured(unmeasured, self.config.rounds, self._files.log(OBSERVER)), unmeasured=unmeasured)
 
     def stop(self) -> None:
         """See `run_kinds.Run`."""
@@ -283,9 +301,9 @@ class FederationRun:
         clients = sum(self.config.data.clients)
         return self.config.runtime.worker_processes(clients) + 2 + len(self.config.runtime.groups(clients))
 
-    def _report(self, text: str) -> None:
+    def _report(self, text: str, **more: Any) -> None:
         _log.info("%s", text)
-        self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
+        self._warnings.write({"view": "launcher", "time": time.time(), "text": text, **more})
 
     def _fork(self, title: str, spec: Any, environment: dict[str, str], descriptors: Sequence[int] = ()) -> None:
         start = start_of(MAINS[title], spec, environment)
@@ -302,3 +320,11 @@ class FederationRun:
             if (code := child.wait(0.02)) is not None:
                 raise child.failure(code)
         raise RunFailed(f"{name} did not listen within {LISTEN_S:g} s (log: {self._files.log(name)})")
+
+
+def _unmeasured(rounds: list[int], last: int, log: Path) -> str:
+    """Say which rounds have no accuracy."""
+    more = f" and {len(rounds) - NAMED_ROUNDS} more" if len(rounds) > NAMED_ROUNDS else ""
+    named = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds[:NAMED_ROUNDS]))}{more}"
+    final = ", and the run has no final accuracy" if last in rounds else ""
+    return f"no accuracy of {named}{final}: the observer did not measure it or could not record it (log: {log})"

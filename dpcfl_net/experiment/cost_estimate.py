@@ -145,6 +145,17 @@ def evaluation_interval(job: Job, root: str | None, every: int | Literal["auto"]
     return rounds if not trained else min(rounds, max(1, math.ceil(tested / (EVALUATION_SHARE * trained))))
 
 
+def is_evaluated(t: int, every: int, rounds: int) -> bool:
+    """Return True if the models of a round are evaluated.
+
+    Args:
+        t: The round.
+        every: Interval of evaluations.
+        rounds: Rounds of the job, the last of which is always evaluated.
+    """
+    return t % every == 0 or t == rounds
+
+
 def _secret_coin(algorithm: Algorithm) -> float:
     """Fraction of the asked clients that train: all, or those whose secret coin says in."""
     plan = algorithm.plan(algorithm.protocol.roster[0])

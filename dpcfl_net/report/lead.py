@@ -27,10 +27,12 @@ def result_line(view: RunView) -> str:
     final = view.run.get("final")
     last = view.observed[max(view.observed)] if view.observed else {}
     reached = number(mapping(view.run, "final").get("accuracy_mean")) if isinstance(final, Mapping) else None
-    reached = reached if reached is not None else number(last.get("accuracy_mean"))
+    if reached is None and view.state != "finished":
+        reached = number(last.get("accuracy_mean"))
     privacy = mapping(view.run, "privacy")
     epsilon = "without a privacy statement" if "epsilon" not in privacy else f"at epsilon {_epsilon(privacy)}"
-    said = "accuracy not measured yet" if reached is None else percent(reached)
+    unmeasured = "no final accuracy" if view.state == "finished" else "accuracy not measured yet"
+    said = unmeasured if reached is None else percent(reached)
     parts = [f"{spelt(view.algorithm)}: {said} {epsilon}", *_clusters(view)]
     if view.state != "finished":
         parts.append(f"{view.state} after {max([whole(view.run.get('rounds_done')) or 0, *view.served])} rounds")

@@ -105,7 +105,8 @@ class RunTail:
         if state != FINISHED or not final:
             self._read_metrics()
         spent = [*numbers(self._spent, "epsilon_spent_by_client"), number(privacy.get("epsilon_spent"))]
-        said = {**self._observed, **{key: value for key, value in final.items() if value is not None}}
+        earlier = {} if state == FINISHED and final else self._observed
+        said = {**earlier, **{key: value for key, value in final.items() if value is not None}}
         return Overview(
             name=str(run.get("name") or protocol.get("name") or config.get("name") or self._folder.name),
             algorithm=str(run.get("algorithm") or protocol.get("algorithm") or mapping(config, "algorithm").get("name") or "–"),

@@ -85,7 +85,8 @@ def read_result(folder: Path) -> Result:
     final = mapping(run, "final")
     metrics = JsonlTail(files.metrics).new()
     seen = _observed([*metrics, *JsonlTail(files.clusters).new()])
-    added = {key: seen[key] for key in OBSERVED if key in seen and final.get(key) is None}
+    measured = final.get("accuracy_mean") is not None  # otherwise the last lines are those of an earlier round
+    added = {key: seen[key] for key in OBSERVED if measured and key in seen and final.get(key) is None}
     return Result(
         folder, run["name"], run["algorithm"], run["seed"], "finished", settings, mapping(run, "privacy"),
         {**final, **added}, _curve(metrics), _cost(run),

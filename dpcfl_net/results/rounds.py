@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.cost_estimate import is_evaluated
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, whole
 from dpcfl_net.results.run_view import sort_clusters, sort_metrics
@@ -155,3 +157,15 @@ class RoundTail:
     def _complete(self, t: int) -> bool:
         due = t % self._every == 0 or t == self._rounds
         return not due or t in self._observed or t + 2 in self._served
+
+
+def unmeasured_rounds(folder: Path, rounds: int, every: int) -> list[int]:
+    """Return the rounds of a finished run that should have been evaluated and have no accuracy.
+
+    Args:
+        folder: The run folder.
+        rounds: Rounds of the job.
+        every: Interval of evaluations.
+    """
+    measured = {line["round"] for line in runlog.each(RunFolder(folder).metrics) if "accuracy_by_client" in line}
+    return [t for t in range(1, rounds + 1) if is_evaluated(t, every, rounds) and t not in measured]

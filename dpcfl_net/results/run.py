@@ -184,7 +184,7 @@ class RunData:
 
     @property
     def final(self) -> dict[str, Any]:
-        """Figures of the last evaluated round in run.json; shares in [0, 1]."""
+        """Figures of the last evaluated round in run.json, None if a finished run lacks those of its last round; shares in [0, 1]."""
         return dict(self.document.get("final", {}))
 
     @property

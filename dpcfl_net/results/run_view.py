@@ -77,7 +77,7 @@ class RunView:
         messages: Lines of messages.jsonl.
         spans: Lines of spans.jsonl.
         first_round: Clustering of the first round; None if the run has none.
-        notes: Sentences on damaged files.
+        notes: Sentences on damaged files, and on rounds without accuracy.
     """
 
     folder: Path
@@ -192,6 +192,7 @@ def read_run(folder: Path | str) -> RunView:
     sort_clusters(_lines(files.clusters, view.notes), view.grouping, view.agreement)
     view.messages, view.spans = _lines(files.messages, view.notes), _lines(files.spans, view.notes)
     view.first_round = _first_round(files.first_round, view.notes)
+    view.notes += [str(line["text"]) for line in _lines(files.warnings, view.notes) if listed(line, "unmeasured")]
     return view
 
 

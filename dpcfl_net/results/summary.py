@@ -121,6 +121,8 @@ def run_document(
     judged = [line for line in clusters if line.get("view") == "observer" and "recovered" in line]
     last = max(observed, key=lambda line: line["round"], default={})
     agreement = max(judged, key=lambda line: line["round"], default={})
+    if state == "finished" and last.get("round") != job.protocol.rounds:  # figures of an earlier round are not final
+        last, agreement = {}, {}
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
         privacy["audited"] = audited(job.experiment.audit, job.protocol.privacy.secure)

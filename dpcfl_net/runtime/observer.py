@@ -16,6 +16,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.partition import DataSettings
+from dpcfl_net.experiment.cost_estimate import is_evaluated
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.evaluation import PersonalFigures, RoundFigures, TestSetEvaluator
@@ -199,7 +200,7 @@ class Observer:
                 self._write(t, self._test_sets.fill(figures))
 
     def _due(self, t: int) -> bool:
-        return t % self._every == 0 or t == self.job.protocol.rounds
+        return is_evaluated(t, self._every, self.job.protocol.rounds)
 
     def _write(self, t: int, entry: RoundFigures) -> None:
         accuracy = [entry.accuracy[client] for client in sorted(entry.accuracy)]

@@ -102,7 +102,8 @@ def chosen_table(study: Study) -> Table:
     for one in study.tuned:
         values = one.space.label(one.best.index).partition(" ")[2]
         ended = [outcome.folder for outcome in one.outcomes if outcome.state == FINISHED]
-        finals = [summary.read_document(folder)["final"]["accuracy_mean"] for folder in ended]
+        found = [summary.read_document(folder)["final"]["accuracy_mean"] for folder in ended]
+        finals = [accuracy for accuracy in found if accuracy is not None]
         spread = f" +- {100 * statistics.stdev(finals):.1f}" if len(finals) > 1 else ""
         tested = f"{percent(statistics.fmean(finals))}{spread}" if finals else "–"
         rows.append([one.space.algorithm, values, str(len(one.trials)), percent(one.best.score), tested])

@@ -82,7 +82,8 @@ def test_each_version_is_charged_once_to_the_clients_that_it_holds(killed_run):
     report = (killed_run / "report.html").read_text()
     assert f"at most {MOST} of each client" in report
     assert "staleness" in report
-    assert all("restarted" in line["text"] for line in runlog.read(killed_run / "warnings.jsonl"))
+    warned = [line for line in runlog.read(killed_run / "warnings.jsonl") if "unmeasured" not in line]
+    assert all("restarted" in line["text"] for line in warned)
 
 
 @pytest.mark.slow

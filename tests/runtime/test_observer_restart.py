@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import time
 from contextlib import closing
+from html import escape
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, command_line, dpcfl, only_run, processes_of, write_config
 
 import dpcfl_net
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.launch.cli.progress import ProgressTail
+from dpcfl_net.launch.cli.run import report
+from dpcfl_net.report.page import write_report
+from dpcfl_net.results.rounds import unmeasured_rounds
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.transport.keys import make_keys
@@ -65,6 +74,40 @@ def test_figures_of_secret_coins_are_of_the_round_that_they_name_over_the_networ
     network, one = (dpcfl_net.run(COINS, tmp_path / kind, kind, progress=False) for kind in ("network", "in-process"))
     assert sorted(measured(one.path)) == [1, 2, 3, 4]
     assert measured(network.path) == measured(one.path)
+
+
+def test_rounds_that_an_observer_on_a_full_disk_could_not_record_are_named_and_the_last_one_is_evaluated(tmp_path):
+    def fill_disk(metrics):
+        for process in processes_of(tmp_path) if metrics.round == 1 else []:
+            if "dpcfl observer" in command_line(process):
+                process.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))  # its files do not grow
+
+    settings = {**SMALL, "data": {**DATA, "clients": [1, 1]}, "model": {"name": "linear"}, "rounds": 60}
+    settings |= {"algorithm": {"name": "global"}, "output": {"evaluate_every": 1}, "runtime": {"max_restarts": 0}}
+    run = dpcfl_net.run(settings, tmp_path, callbacks=[fill_disk], progress=False)
+    assert run.state == "finished"
+    missing = sorted({*range(1, 61)} - {*measured(run.path)})
+    assert missing
+    assert missing[-1] < 60
+    assert run.final["accuracy_mean"] == pytest.approx(np.mean(measured(run.path)[60]))
+    lost, named = run.warnings
+    assert lost.startswith("observer ended with code 4")
+    assert named.startswith(f"no accuracy of round{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:10]))}")
+    assert named in ProgressTail(run.path).view().warnings
+    write_report(run.path)
+    assert escape(named, quote=True) in RunFolder(run.path).report.read_text()
+
+
+def test_a_finished_run_whose_last_round_was_not_evaluated_has_no_final_accuracy(by_network, tmp_path):
+    folder = Path(shutil.copytree(by_network.path, tmp_path / "run"))
+    files = RunFolder(folder)
+    lines = [line for line in runlog.read(files.metrics) if not (line["view"] == "observer" and line["round"] == 3)]
+    files.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert unmeasured_rounds(folder, 3, 2) == [3]
+    report(folder)
+    assert json.loads(files.run.read_text())["final"]["accuracy_mean"] is None
+    assert dpcfl_net.compare([folder]).rows[0]["mean %"] == "–"
+    assert "no final accuracy" in files.report.read_text()
 
 
 @pytest.mark.slow
