@@ -11,7 +11,7 @@ from pathlib import Path
 from dpcfl_net.core.locks import try_lock
 from dpcfl_net.core.run_folder import RunFolder
 
-_HIDDEN = re.compile(r"\..+\.[0-9a-f]{16}")
+_HIDDEN = re.compile(r"\..+\.[0-9a-f]{16}\.draft")
 
 
 def hidden_draft(folder: Path) -> Path:
@@ -20,7 +20,7 @@ def hidden_draft(folder: Path) -> Path:
     Args:
         folder: The run folder.
     """
-    return folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")  # threads, containers and hosts may share the store
+    return folder.with_name(f".{folder.name}.{os.urandom(8).hex()}.draft")  # threads, containers and hosts may share the store
 
 
 def remove_left_drafts(store: Path) -> None:

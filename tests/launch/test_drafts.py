@@ -63,7 +63,7 @@ def test_folders_that_are_complete_or_may_belong_to_a_living_process_stay(path, 
     for files in (running, finished, other):
         files.lock.touch()
     finished.run.write_text("{}")
-    (out / f".notes.{'a' * 16}").mkdir()  # without a lock: not ours
+    (out / f".notes.{'a' * 16}.draft").mkdir()  # without a lock: not ours
     before = sorted(out.iterdir())
     with locked(running.lock):
         new = new_folder(config.load(path), out)
