@@ -49,7 +49,7 @@ def em_norm(algorithm: Algorithm, client: ClientEntry) -> float:
 
 
 def cost_of_draws(options: Any, setting: Setting) -> str:
-    """State what the draws of mode `selection` cost by themselves.
+    """State the epsilon of the draws alone in mode `selection`.
 
     Args:
         options: Options of the algorithm.

@@ -35,7 +35,9 @@ def not_acting(rows: Rows, setting: str, guarantee: str, system: System) -> NotT
     return idle(row for row in rows if (row["setting"], row["guarantee"], row["system"]) == (setting, guarantee, system.title))
 
 
-def raised(place: str, rows: Rows, setting: str, guarantee: str, pair: tuple[System, System], cause: Cause) -> list[Claim]:
+def raised(
+    place: str, rows: Rows, setting: str, guarantee: str, pair: tuple[System, System], cause: Cause | None = None
+) -> list[Claim]:
     """Claim that rebalancing raises the accuracy of a system.
 
     Args:

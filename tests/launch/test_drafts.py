@@ -1,4 +1,4 @@
-"""What a killed `dpcfl run` left of a run that it prepared is removed by the next one, and nothing else is."""
+"""The next run removes the folder of a run that was killed in its preparation, and no other folder."""
 
 from __future__ import annotations
 
