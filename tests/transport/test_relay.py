@@ -145,18 +145,19 @@ def test_a_message_and_its_echo_take_two_delays(tmp_path: Path) -> None:
     links = [Link(latency_s=0.005), Link(latency_s=0.08), rate(1, latency_s=0.02)]
     with Server(echo) as server, RelayProcess(tmp_path, server.address, links) as relay:
         for client, link in enumerate(links):
+            started = time.monotonic()  # before the relay can have accepted
             with relay.connect(client) as end:
                 took = []
                 for _ in range(12):
-                    started = time.monotonic()
                     end.sendall(b"ping")
                     assert exactly(end, 4) == b"ping"
                     took.append(time.monotonic() - started)
+                    started = time.monotonic()
                 handshake_s, *pings_s = took
                 print(f"{link}: {[f'{value * 1e3:.2f} ms' for value in (handshake_s, statistics.median(pings_s))]}")
                 assert min(pings_s) > 2 * link.latency_s
                 assert statistics.median(pings_s) < 2 * link.latency_s + 0.02
-                assert handshake_s > 4 * link.latency_s - 0.001  # the connection itself takes a round trip
+                assert handshake_s > 4 * link.latency_s  # the connection itself takes a round trip
 
 
 def test_lost_packets_delay_a_message_by_a_round_trip(tmp_path: Path) -> None:
@@ -180,6 +181,7 @@ def send_500_kb(end: socket.socket) -> None:
 def test_nothing_passes_while_the_link_is_off(tmp_path: Path) -> None:
     link = rate(4, on_s=0.5, off_s=0.5)  # 1 s of 4 Mbit/s
     with Server(send_500_kb) as server, RelayProcess(tmp_path, server.address, [link]) as relay:
+        started = time.monotonic()
         with relay.connect() as end:
             left, times = 500_000, []
             while left:
@@ -187,7 +189,7 @@ def test_nothing_passes_while_the_link_is_off(tmp_path: Path) -> None:
                 times.append(time.monotonic())
         (last,) = relay.stop()
     assert max(after - before for before, after in pairwise(times)) > 0.4
-    assert 1.4 < times[-1] - times[0] < 4.0  # one to two off times, if the machine is not busy
+    assert 1.4 < times[-1] - started < 4.0  # one to two off times, if the machine is not busy
     assert last["off_s"] == pytest.approx(last["elapsed_s"] / 2, abs=0.26)
 
 
