@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -41,6 +42,24 @@ def test_freed_memory_is_kept_up_to_a_bound_and_returned_when_idle():
     assert kept > before + (29 << 20)
     assert large < before + (10 << 20)
     assert idle < before + (10 << 20)
+
+
+def test_a_process_that_looks_slowly_through_its_free_memory_looks_rarely(monkeypatch):
+    looks = []
+
+    def slow() -> float:
+        looks.append(time.sleep(0.02))
+        return 0.0
+
+    monkeypatch.setattr(memory, "freed_bytes", slow)
+    monkeypatch.setattr(memory, "_may_look_at", 0.0)
+    started = time.monotonic()
+    while time.monotonic() - started < 0.1:
+        memory.give_back_freed()
+    assert len(looks) == 1  # the second may come after a second
+    monkeypatch.setattr(memory, "_may_look_at", time.monotonic())
+    memory.give_back_freed()
+    assert len(looks) == 2
 
 
 @linux
