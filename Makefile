@@ -6,6 +6,9 @@ SLOW ?= 0
 # Three test processes, each file whole in one of them: much of the time is spent waiting for the processes of small runs.
 PYTEST_ARGS ?= -n 3 --dist loadfile
 
+# Byte code is cached: else every process of every test would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test lint docs tutorials reference clean
 
 quickstart: $(STAMP)

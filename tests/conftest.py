@@ -44,16 +44,22 @@ def pytest_addoption(parser):
     parser.addoption("--record-notebooks", action="store_true", help="store the outputs of the executed docs/tutorials/*.ipynb")
 
 
-def deselect_other_stage(items: list, stage: str) -> tuple[list, list]:
-    """Split collected tests into those of a stage and the rest."""
-    mine = [item for item in items if stage_of(item.path.relative_to(ROOT / "tests")) == stage]
-    return mine, [item for item in items if stage_of(item.path.relative_to(ROOT / "tests")) != stage]
+def is_of_other_stage(path: Path, stage: str) -> bool:
+    """Whether a path is a test file of another stage than this one."""
+    return path.match("test_*.py") and stage_of(path.relative_to(ROOT / "tests")) != stage
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Not even import the files of the other stage: each test process would do it anew."""
+    stage = config.getoption("--stage")
+    return True if stage and is_of_other_stage(collection_path, stage) else None
 
 
 def pytest_collection_modifyitems(config, items):
+    """Deselect the tests of the other stage in files that were named one by one: pytest ignores none of those."""
     if stage := config.getoption("--stage"):
-        items[:], others = deselect_other_stage(items, stage)
-        config.hook.pytest_deselected(items=others)
+        config.hook.pytest_deselected(items=[item for item in items if is_of_other_stage(item.path, stage)])
+        items[:] = [item for item in items if not is_of_other_stage(item.path, stage)]
 
 
 @pytest.hookimpl(wrapper=True)

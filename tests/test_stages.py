@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
-from conftest import ROOT, deselect_other_stage
+from conftest import ROOT, is_of_other_stage
 from stages import RUNS, UNIT_FOLDERS, UNITS, WHOLE_RUNS, stage_of
 
 TESTS = ROOT / "tests"
@@ -22,15 +25,20 @@ def test_the_makefile_runs_both_stages_and_each_file_is_in_one():
     assert {stage_of(file) for file in files} == {UNITS, RUNS}
 
 
-def test_each_collected_test_is_selected_in_exactly_one_stage():
-    class Item:
-        def __init__(self, file: str) -> None:
-            self.path = TESTS / file
+def test_each_file_is_left_out_of_exactly_one_stage():
+    for path in TESTS.rglob("test_*.py"):
+        assert is_of_other_stage(path, UNITS) != is_of_other_stage(path, RUNS)
+    assert not is_of_other_stage(TESTS / "conftest.py", UNITS)
 
-    items = [Item(str(path.relative_to(TESTS))) for path in sorted(TESTS.rglob("test_*.py"))]
-    kept = [[item.path for item in deselect_other_stage(items, stage)[0]] for stage in (UNITS, RUNS)]
-    assert sorted(kept[0] + kept[1]) == [item.path for item in items]
-    assert not set(kept[0]) & set(kept[1])
+
+def test_a_stage_runs_its_own_files_alone():
+    files = ("tests/core/test_buffers.py", "tests/launch/test_logs.py")
+    for stage, file in zip((UNITS, RUNS), files, strict=True):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "--stage", stage, "--collect-only", "-p", "no:cacheprovider", *files],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert set(re.findall(r"^tests/\S+\.py", done.stdout, re.MULTILINE)) == {file}, done.stdout + done.stderr
 
 
 def test_an_unknown_file_runs_in_the_second_stage():
