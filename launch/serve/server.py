@@ -97,7 +97,9 @@ class PageServer(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), UNREADABLE):
+        # A signal that comes while a request is handed to its thread closes the connection under that thread.
+        has_ended = request.fileno() == -1
+        if not has_ended and not isinstance(sys.exception(), UNREADABLE):
             super().handle_error(request, client_address)
 
 

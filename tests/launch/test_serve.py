@@ -345,6 +345,19 @@ def test_a_bug_in_one_page_leaves_the_server_up(reader: Client, monkeypatch: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "open"])
+def test_an_error_is_printed_unless_the_server_has_closed_the_connection(reader: Client, capsys, ends: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            if ends:
+                reader.server.shutdown_request(ours)
+            ours.makefile().read(-1 if ends else "x")
+        except (OSError, TypeError):
+            reader.server.handle_error(ours, "")
+    assert ("Traceback" in capsys.readouterr().err) != ends
+
+
 def test_silent_connections_do_not_add_up_without_bound(reader: Client) -> None:
     with ExitStack() as stack:
         where = ("127.0.0.1", reader.server.server_port)
