@@ -221,6 +221,7 @@ class FederationRun:
         elif title == OBSERVER:
             self._observer_is_lost = True
             if COORDINATOR in self._expected():
+                self._pipes.tell(OBSERVER)
                 self._report(f"{error}; the run continues without it: no accuracy is measured before the end")
             else:
                 self._report(f"{error}; no restarts are left")

@@ -36,6 +36,7 @@ from dpcfl_net.transport.observer_outbox import ObserverOutbox
 _log = logging.getLogger(__name__)
 
 LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
+MOST_KEPT_PERIODS = 16 * MOST_SPANS  # while the observer is out of reach
 REPORT_S = 0.5  # between reports to the observer, unless the worker is idle
 LOOK_S = 0.25  # between looks at the computing thread, whose work the coordinator hears of so much later
 Period = tuple[str, int, float, float]  # kind of work, round, begin, end
@@ -115,7 +116,7 @@ class Worker:
             self.stop()
             self._wake.wake()
             talker.join()
-            self._report(now=True)
+            self._report(now=True, wait=True)
             if self._outbox is not None:
                 self._outbox.close()
             self._wake.close()
@@ -164,19 +165,23 @@ class Worker:
         self._span = None
         memory.give_back_freed()
 
-    def _report(self, spans: Sequence[Period] = (), now: bool = False) -> None:
-        """Report periods of work to the observer, with the results that have arrived meanwhile; those of short tasks share a message."""
+    def _report(self, spans: Sequence[Period] = (), now: bool = False, wait: bool = False) -> None:
+        """Report periods of work to the observer, with the results that have arrived meanwhile; those of short tasks share a message.
+
+        Tasks do not wait for an observer that starts again or is lost: the periods are kept for the next report.
+        """
         self._periods += [_transfer("send", self._sent.popleft()) for _ in range(len(self._sent))]
         self._periods += spans
         if not (now or time.monotonic() >= self._next_report or len(self._periods) >= MOST_SPANS // 2):
             return
-        outbox = self._link() if self._periods else None
-        periods, self._periods = self._periods, []
-        if outbox is None:
-            return
-        self._next_report = time.monotonic() + REPORT_S
-        for first in range(0, len(periods), MOST_SPANS):
-            outbox.spans(periods[first : first + MOST_SPANS])
+        if (outbox := self._link() if self._periods else None) is not None:
+            if not outbox.is_reachable(wait):
+                del self._periods[:-MOST_KEPT_PERIODS]
+                return
+            self._next_report = time.monotonic() + REPORT_S
+            for first in range(0, len(self._periods), MOST_SPANS):
+                outbox.spans(self._periods[first : first + MOST_SPANS])
+        self._periods = []
 
     def _wait_for_the_deadline(self, event: ClientEvent) -> None:
         """Wait for the next multiple of the task's interval, so that the time of the answer does not reveal the computing time.

@@ -60,6 +60,7 @@ class ObserverOutbox:
         self._run, self._job, self._boot, self._sequence = link.run, link.job, new_id(), 0
         self._sender = -1 if sender == COORDINATOR else int(sender)
         self._patience_s, self._gave_up, self._ended = patience_s, False, ended
+        self._unreached_since: float | None = None
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.PUSH)
@@ -105,6 +106,18 @@ class ObserverOutbox:
         self.dropped += not self._send(
             "PERSONAL", round=round, accuracy=None if accuracy is None else float(accuracy), loss=finite
         )
+
+    def is_reachable(self, wait: bool = False) -> bool:
+        """Return True if a message can be sent at once.
+
+        Args:
+            wait: Wait for it, until the observer was out of reach for `patience_s`.
+        """
+        now = time.monotonic()
+        since = now if self._unreached_since is None else self._unreached_since
+        reachable = self._wait(max(0.0, since + self._patience_s - now) if wait else 0.0)
+        self._unreached_since = None if reachable else since
+        return reachable
 
     def spans(self, periods: Sequence[tuple[str, int, float, float]]) -> None:
         """Report periods of work in one message.

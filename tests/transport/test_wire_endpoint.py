@@ -772,6 +772,22 @@ def test_observer_is_bounded_and_strict() -> None:
         assert inbox.failures == {"job": 1}
 
 
+def test_an_observer_out_of_reach_is_waited_for_once() -> None:
+    with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
+        assert main.is_reachable(wait=True)
+        assert main.is_reachable()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.3) as main:
+        start = time.monotonic()
+        assert not main.is_reachable()
+        assert not main.is_reachable(wait=True)
+        assert time.monotonic() - start >= 0.3
+        for _ in range(1000):
+            assert not main.is_reachable(wait=True)
+        assert time.monotonic() - start < 100  # not 0.3 s each
+
+
 def test_missing_observer_stops_nobody() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
