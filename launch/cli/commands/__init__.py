@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -95,6 +96,12 @@ def options(
     process_log.log_if_chosen()
 
 
+@cache
+def _program() -> Any:
+    """Build the program from the signatures of all commands, which takes longer than to read most command lines."""
+    return typer.main.get_command(app)
+
+
 def _refuse_empty(arguments: list[str]) -> None:
     """Refuse empty arguments: as a path they would name the current folder."""
     for index, argument in enumerate(arguments):
@@ -121,7 +128,7 @@ def main(arguments: list[str] | None = None) -> Any:
     allow_any_encoding()
     try:
         _refuse_empty(sys.argv[1:] if arguments is None else arguments)
-        code = app(args=arguments, prog_name="dpcfl", standalone_mode=False)
+        code = _program()(args=arguments, prog_name="dpcfl", standalone_mode=False)
         if sys.stdout is not None:  # None: started with a closed stdout
             sys.stdout.flush()
     except SystemExit as exit_:  # of completion; otherwise the reader of the output, such as `head`, has ended
