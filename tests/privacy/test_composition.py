@@ -15,7 +15,7 @@ from dpcfl_net.privacy.accounting.accountant import epsilon, epsilon_by_prefix
 from dpcfl_net.privacy.accounting.composition import best_tilt, compose, symmetric
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection, selection_block
 from dpcfl_net.privacy.events.gaussian import plain_epsilon, plain_gaussian
-from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian, sampled_losses
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian, divergences, sampled_losses
 
 
 def exact_delta(mean: float, spent: float):
@@ -138,6 +138,19 @@ def test_the_librarys_composition_on_the_same_grid(noise, rate, steps, adjacency
     assert spent == pytest.approx(theirs.get_epsilon_for_delta(1e-5), rel=1e-5)
     deltas = max(compose([(losses, steps)], 1e-12).delta(1.0) for losses in sampled_losses(noise, rate, adjacency, 1e-3))
     assert deltas == pytest.approx(theirs.get_delta_for_epsilon(1.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.05, 0.3, 1.0, 5.0, 1e4])
+@pytest.mark.parametrize("rate", [1e-6, 0.001, 0.05, 0.5, 0.99, 1 - 1e-6])
+@pytest.mark.parametrize("side", ["REMOVE", "ADD", "REPLACE"])
+def test_divergences_of_one_release_are_the_librarys(noise, rate, side):
+    mechanisms = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
+    pair = mechanisms.GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=mechanisms.AdjacencyType[side])
+    interval = pair.connect_dots_bounds().epsilon_upper / 500
+    ours = divergences(noise, rate, side, interval)
+    theirs = pair.get_delta_for_epsilon(interval * np.arange(len(ours)))
+    assert len(ours) >= 501
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=2e-15)
 
 
 # Distributions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Self
@@ -13,7 +12,7 @@ from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.accounting.composition import Losses, symmetric
 from dpcfl_net.privacy.events import gaussian
 from dpcfl_net.privacy.events.base import Event, LossSpread, Mechanism, check_count
-from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian, divergences
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,7 @@ def fixed_size_losses(noise: float, rate: float, interval: float) -> Losses:
     Returns:
         One symmetric distribution.
     """
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-
-    pair = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=AdjacencyType.REMOVE)
-    top = math.ceil(pair.connect_dots_bounds().epsilon_upper / interval)
-    return symmetric(pair.get_delta_for_epsilon(interval * np.arange(top + 1)), interval)
+    return symmetric(divergences(noise, rate, "REMOVE", interval), interval)
 
 
 @lru_cache(maxsize=64)
