@@ -50,7 +50,7 @@ def test_a_signal_inside_an_exec_of_text_ends_with_the_usual_code(tmp_path):
         "from dpcfl_net.launch.cli import commands\n"
         "def app(**_):\n"
         "    exec('raise KeyboardInterrupt')\n"
-        "commands.app = app\n"
+        "commands._program = lambda: app\n"
         "commands.main([])\n"
     )
     found = {**os.environ, "PYTHONPATH": str(ROOT)}
