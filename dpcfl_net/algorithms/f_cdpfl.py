@@ -45,7 +45,9 @@ class FCDPFL(Choosing):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        claim = "record-level (epsilon, delta) for updates and indices; a raw argmin has no finite epsilon"
+        claim = "record-level (epsilon, delta) for updates and indices"
+        if options.select == "argmin":
+            claim += "; a raw argmin has no finite epsilon"
         return replace(
             super().capabilities_for(options, setting), claim_of_paper=claim, summed_rounds=setting.rounds,
             without_clients=WITHOUT_CLIENTS,

@@ -191,5 +191,6 @@ class StudyRuns:
         name = self._study.options.score
         value = summary.read_document(folder)["final"].get(name)
         if value is None:
-            raise ConfigError(f"score is {name!r}: {folder} has none; without a smallest true cluster use accuracy_mean")
+            why = "without a smallest true cluster use accuracy_mean" if name == "accuracy_minority" else "see its warnings"
+            raise ConfigError(f"score is {name!r}: {folder} has none; {why}")
         return float(value)

@@ -360,6 +360,7 @@ def test_a_raw_index_has_no_finite_epsilon_anywhere(name, network_run):
 def test_the_private_twin_keeps_its_promise(tmp_path):
     job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2, "select": "exponential"}, privacy={"epsilon": 5, "delta": 1e-4})
     assert job.protocol.unprotected == []
+    assert "argmin" not in (job.algorithm.capabilities.claim_of_paper or "")
     run(job, tmp_path)
 
 

@@ -259,6 +259,26 @@ def test_a_failed_trial_ends_no_other_and_leaves_no_choice(tmp_path, pretended):
     assert not any(one.outcomes for one in study.tuned)
 
 
+@pytest.mark.parametrize(
+    ("score", "advice"),
+    [("accuracy_minority", "without a smallest true cluster use accuracy_mean"), ("accuracy_mean", "see its warnings")],
+)
+def test_a_run_without_the_score_ends_the_study_with_what_to_do(score, advice, tmp_path, pretended):
+    """Such as a run whose last round was not measured: another score would not help it."""
+    unmeasured = {name: None if name == score else 0.5 for name in output.MEASURES}
+
+    def pretend_unmeasured(config, store: Path) -> CellOutcome:
+        done = pretend(config, store)
+        (done.folder / "run.json").write_text(json.dumps({"state": "finished", "final": unmeasured}))
+        return done
+
+    pretended.setattr(runs, "run_cell", pretend_unmeasured)
+    options = TuneOptions("grid", None, trial_seeds=(0,), seeds=(1,), score=score)
+    study = Study.of(SMALL, {}, NAMES, {"local.lr": ["0.1", "0.2"]}, options, tmp_path)
+    with pytest.raises(ConfigError, match=f"score is '{score}': .* has none; {advice}"):
+        StudyRuns(study).run(1)
+
+
 def test_a_stopped_tuning_resumes_with_any_number_of_runs_at_once(tmp_path, pretended):
     pretended.setattr(Backwards, "ends", {7: "interrupted"})
     with pytest.raises(KeyboardInterrupt):
