@@ -20,6 +20,7 @@ from dpcfl_net.core import process_log
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_object, write_text
+from dpcfl_net.core.locks import run_lock
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
@@ -131,9 +132,12 @@ def new(
     with _open_placement(config, options, name, files.logs) as placement:
         config = _with_tree(config, options, placement)
         hosts = _assign(config, placement)
-        write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": hosts}, indent=1) + "\n")
-        with open_screen() as screen:
-            new_run.prepare(folder, config, placement, screen.prepare)
+        with run_lock(folder):  # a killed preparation has the mark and no lock: the next run in `out` removes it
+            files.preparing.touch()
+            write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": hosts}, indent=1) + "\n")
+            with open_screen() as screen:
+                new_run.prepare(folder, config, placement, screen.prepare)
+            files.preparing.unlink()
         print("\n".join(placement_lines(_describe_placement(placement, hosts, config))))
         code, document = run_and_report(folder, config, RunOptions(placement=placement))
         return code, {"folder": folder, **document}

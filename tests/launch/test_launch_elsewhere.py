@@ -22,7 +22,10 @@ from hypothesis import strategies as st
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.config import load
 from dpcfl_net.launch import cli
+from dpcfl_net.launch.new_run import new_folder
 from dpcfl_net.launch.placement import slurm
 from dpcfl_net.launch.placement.messages import GroupCommand, PrepareKeys, read_command, read_report
 from dpcfl_net.launch.placement.shares import assign_processes
@@ -260,6 +263,30 @@ def test_a_launcher_that_is_killed_leaves_no_worker_behind(tmp_path):
     process.kill()
     process.communicate()
     assert_nothing_left(tmp_path, seconds=15)
+
+
+KILLED_IN_PREPARATION = """
+import os, signal, sys
+from dpcfl_net.launch import cli, new_run
+
+def prepare(folder, config, placement, on_step, then=new_run.prepare):
+    then(folder, config, placement, lambda step: os.kill(os.getpid(), signal.SIGKILL) if "noise" in step else None)
+
+new_run.prepare = prepare
+cli.main(sys.argv[1:])
+"""
+
+
+def test_the_keys_of_a_launch_that_was_killed_in_its_preparation_stay_until_the_next_run_only(tmp_path):
+    config, out = write_config(tmp_path / "c"), tmp_path / "out"
+    words = ["launch", config, "--on", "ssh", "--hosts", hosts_file(tmp_path), *AT, "--out", out]
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_PREPARATION, *map(str, words)], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert_nothing_left(tmp_path, seconds=15)
+    (left,) = out.iterdir()
+    assert RunFolder(left).keys.is_dir()
+    new = new_folder(load(config), out)
+    assert [*out.iterdir()] == [new]
 
 
 def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
