@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.tensors import finite, unpack
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.base import Federation
@@ -41,6 +41,8 @@ class InProcessFederation(Federation):
         answer = self._answer(work.client, Task(work.participation, work.kind, dict(work.tensors)))
         del self._open[work.client]
         release = unpack(answer.release) if answer.status == "release" else None
+        if release is not None and (problem := _problem(release)):
+            self.reasons[work.client], release = problem, None
         return Outcome(work.client, release, answer.status == "lost", work.ends)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
@@ -48,7 +50,11 @@ class InProcessFederation(Federation):
         for client in sorted(tasks):
             answer = self._answer(client, Task(self.round, kind, tasks[client]))
             if answer.status == "release":
-                take(client, unpack(answer.release))
+                release = unpack(answer.release)
+                if problem := _problem(release):  # missing, as over the network
+                    self.reasons[client] = problem
+                else:
+                    take(client, release)
             elif answer.status == "lost":
                 self.lost.append(client)
             else:
@@ -57,3 +63,9 @@ class InProcessFederation(Federation):
 
     def _answer(self, client: int, task: Task) -> Answer:
         return self.hosts[client].answer(task)
+
+
+def _problem(release: Mapping[str, np.ndarray]) -> str:
+    """Say why the server refuses a release, in the words of the wire; empty if it does not."""
+    bad = next((name for name, array in release.items() if not finite(array)), None)
+    return "" if bad is None else f"non-finite tensor {bad} holds a NaN or an infinity"

@@ -12,6 +12,7 @@ from conftest import SMALL
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.tensors import pack
 from dpcfl_net.core.types import Answer
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -161,6 +162,23 @@ def test_a_failure_below_the_quorum_tells_why_clients_gave_no_release(job):
     fed = InProcessFederation(protocol, dict.fromkeys(range(4), Refusing()))
     with pytest.raises(RunFailed, match=r"0 of 4 clients answered, .*; client 0 and 3 more: refused quota: no train is left$"):
         fed.call(algorithm_of(protocol).train, common={"model": theta})
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_raw_release_that_is_not_finite_is_missing_in_one_process_as_over_the_network(job, bad):
+    class Raw:
+        def __init__(self, value):
+            self.value = value
+
+        def answer(self, task):
+            return Answer("release", pack({"update": np.full(6090, self.value, np.float32)}))
+
+    protocol, theta = job[0].protocol, np.zeros(6090, np.float32)
+    hosts = dict(enumerate(map(Raw, (1.0, bad, 2.0, 3.0))))
+    results = InProcessFederation(protocol, hosts, quorum=0.75).call(algorithm_of(protocol).train, common={"model": theta})
+    assert (list(results), results.missing) == ([0, 2, 3], [1])
+    with pytest.raises(RunFailed, match=r"3 of 4 clients answered, .*; client 1: non-finite tensor update holds"):
+        InProcessFederation(protocol, hosts).call(algorithm_of(protocol).train, common={"model": theta})
 
 
 def int8(level, scale, blocks=6, size=6090):
