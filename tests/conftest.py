@@ -47,12 +47,12 @@ def pytest_addoption(parser):
 
 
 def is_of_other_stage(path: Path, stage: str) -> bool:
-    """Whether a path is a test file of another stage than this one."""
+    """Return True for a test file of the other stage."""
     return path.match("test_*.py") and stage_of(path.relative_to(ROOT / "tests")) != stage
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Not even import the files of the other stage: each test process would do it anew."""
+    """Skip the files of the other stage, which each test process would otherwise import."""
     stage = config.getoption("--stage")
     return True if stage and is_of_other_stage(collection_path, stage) else None
 
@@ -117,7 +117,7 @@ READERS = ("compare", "inspect", "report", "verify")  # commands that start no p
 
 
 def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
-    """Run the command line; in this process where the command only reads, else in one of its own, which takes a second to start."""
+    """Run the command line. Commands that only read run in this process; others in a new one, which takes a second to start."""
     words = [*map(str, arguments)]
     if {*words[:1]} & {*READERS} and not more:
         return _in_this_process(words)

@@ -46,7 +46,7 @@ class LauncherNews:
         return found
 
     def observer_has_ended(self) -> bool:
-        """Return True if the observer has measured the last round and ended."""
+        """Return True if the observer has measured the last round and ended, or is lost."""
         self._read()
         return self._observer_ended
 

@@ -42,8 +42,8 @@ _may_look_at = -math.inf  # on the monotonic clock
 def give_back_freed() -> None:
     """Return freed memory to the system if it is more than `MOST_KEPT` bytes, or if its size is unknown.
 
-    Even to look takes as long as there are free pieces: 40 ms in a notebook whose heap has 200,000 of them. Calls that come so
-    soon after the last one that they would take more than a fiftieth of the time do nothing.
+    To measure it takes time for every free piece: 40 ms in a notebook whose heap has 200,000. So that this takes at most a
+    fiftieth of the time, a call that comes too soon after the last one does nothing.
     """
     global _may_look_at
     if (start := time.monotonic()) < _may_look_at:

@@ -111,7 +111,7 @@ class ObserverOutbox:
         """Return True if a message can be sent at once.
 
         Args:
-            wait: Wait for it, until the observer was out of reach for `patience_s`.
+            wait: Wait for this, until the observer has been out of reach for `patience_s`.
         """
         now = time.monotonic()
         since = now if self._unreached_since is None else self._unreached_since

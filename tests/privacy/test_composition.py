@@ -150,7 +150,7 @@ def test_divergences_of_one_release_are_the_librarys(noise, rate, side):
     ours = divergences(noise, rate, side, interval)
     theirs = pair.get_delta_for_epsilon(interval * np.arange(len(ours)))
     assert len(ours) >= 501
-    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=2e-15)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-14, atol=2e-15)
 
 
 # Distributions

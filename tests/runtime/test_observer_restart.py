@@ -94,7 +94,7 @@ def test_rounds_that_an_observer_on_a_full_disk_could_not_record_are_named_and_t
     assert lost.startswith("observer ended with code 4")
     assert named.startswith(f"no accuracy of round{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:10]))}")
     server = [line for line in runlog.read(RunFolder(run.path).metrics) if line["view"] == "server"]
-    assert max(line.get("seconds", 0) for line in server) < 15  # nobody waits for it
+    assert max(line.get("seconds", 0) for line in server) < 15  # no round waits for the lost observer
     assert named in ProgressTail(run.path).view().warnings
     write_report(run.path)
     assert escape(named, quote=True) in RunFolder(run.path).report.read_text()

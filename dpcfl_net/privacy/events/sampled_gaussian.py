@@ -149,7 +149,12 @@ def _outputs(losses: np.ndarray, noise: float, rate: float, side: str) -> np.nda
 
     Args:
         losses: Privacy losses, none negative.
-        noise: As for `divergences`, as are the others.
+        noise: As for `divergences`.
+        rate: As for `divergences`.
+        side: As for `divergences`.
+
+    Returns:
+        The outputs, of the shape of `losses`.
 
     Source: dp_accounting.pld.privacy_loss_mechanism, `inverse_privacy_loss` of `GaussianPrivacyLoss`.
     """

@@ -98,7 +98,7 @@ def options(
 
 @cache
 def _program() -> Any:
-    """Build the program from the signatures of all commands, which takes longer than to read most command lines."""
+    """Build the program from the signatures of all commands; this takes longer than most command lines, so it happens once."""
     return typer.main.get_command(app)
 
 
