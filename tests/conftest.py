@@ -113,21 +113,25 @@ def write_config(folder: Path, **changes) -> Path:
     return path
 
 
-READERS = ("compare", "inspect", "report", "verify")  # commands that start no process
+HERE = ("compare", "inspect", "report", "run", "verify")  # commands that need no process of their own
 
 
 def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
-    """Run the command line. Commands that only read run in this process; others in a new one, which takes a second to start."""
+    """Run the command line, in this process if it can: a new one takes a second to start, and a run in it two more.
+
+    Runs in this process share one parent of their coordinators, observers and workers, as the runs of a script do.
+    """
     words = [*map(str, arguments)]
-    if {*words[:1]} & {*READERS} and not more:
-        return _in_this_process(words)
+    if {*words[:1]} & {*HERE} and not more:
+        return _in_this_process(words, timeout)
     return subprocess.run([*DPCFL, *words], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False, **more)
 
 
-def _in_this_process(words: list[str]) -> subprocess.CompletedProcess:
+def _in_this_process(words: list[str], timeout: float) -> subprocess.CompletedProcess:
     from dpcfl_net.launch.cli import main
 
     with (
+        _time_limit(words, timeout),
         contextlib.chdir(ROOT),
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
@@ -135,6 +139,22 @@ def _in_this_process(words: list[str]) -> subprocess.CompletedProcess:
     ):
         main(words)
     return subprocess.CompletedProcess(words, left.value.code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _time_limit(words: list[str], seconds: float):
+    """Raise TimeoutExpired in the block after some seconds, as `subprocess.run` does; only in the main thread."""
+
+    def expired(number, frame):
+        raise subprocess.TimeoutExpired(words, seconds)
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def at_a_terminal(*arguments: object) -> subprocess.Popen:

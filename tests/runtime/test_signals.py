@@ -63,7 +63,7 @@ def test_a_signal_inside_an_exec_of_text_ends_with_the_usual_code(tmp_path):
 def started(tmp_path: Path, **sections) -> subprocess.Popen:
     """Start a run as a shell does: in a process group below this session (TSTP is ignored elsewhere), default signals."""
     return subprocess.Popen(
-        [*DPCFL, "run", str(write_config(tmp_path / "c", **SETTINGS, **sections)), "--out", str(tmp_path / "runs")],
+        [*DPCFL, "run", str(write_config(tmp_path / "c", **{**SETTINGS, **sections})), "--out", str(tmp_path / "runs")],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
         preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )  # fmt: skip
@@ -100,9 +100,25 @@ def cases() -> list:
     return found
 
 
+ENDLESS = """
+import pathlib, time, torch
+def build(*_):
+    if any(pathlib.Path(__file__).with_name("runs").glob("*")):
+        time.sleep(120)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+def endless_preparation(tmp_path: Path) -> dict:
+    """A model that waits once the run folder exists, so that a signal reaches the preparation on a busy machine too."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    return {"model": {"name": "endless:build"}}
+
+
 @pytest.mark.parametrize(("moment", "number", "times"), cases())
-def test_a_signal_to_the_whole_group(undisturbed, tmp_path, moment, number, times):
-    run = started(tmp_path)
+def test_a_signal_to_the_whole_group(undisturbed, tmp_path, monkeypatch, moment, number, times):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    run = started(tmp_path, **(endless_preparation(tmp_path) if moment == "starting" else {}))
     wait_for(moment, tmp_path / "runs", run)
     for _ in range(times):
         sent = time.monotonic()
