@@ -149,6 +149,13 @@ class ForkServer:
             return True
         return False
 
+    def resume(self) -> None:
+        """Continue it if it is stopped: it could not answer, or see that its channel ends, and the launcher waits for it."""
+        if self._child is not None:
+            self._child.signal(signal.SIGCONT)
+        elif self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
     def wait_until_loaded(self, check: Callable[[], None]) -> None:
         """Wait until a new interpreter has loaded its libraries, or has ended; `fork` would wait without a look at signals.
 
@@ -180,6 +187,7 @@ class ForkServer:
                 channel.close()
                 raise RunFailed(f"{title} was not started: its parent process has ended ({error})") from None
             self._used = True
+        self.resume()
         try:
             answer, handles, _, _ = socket.recv_fds(channel, 256, 1)
         except OSError as error:
@@ -192,6 +200,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End it. Its children end with their channels, not with it."""
+        self.resume()
         if self._child is not None:
             self._child.close()
             return
