@@ -124,7 +124,9 @@ def main(arguments: list[str] | None = None) -> Any:
         SystemExit: Always, with the exit code.
     """
     from dpcfl_net.launch.cli.errors import allow_any_encoding, is_unread, report
+    from dpcfl_net.launch.cli.terminal import outlive_terminal
 
+    outlive_terminal()
     allow_any_encoding()
     try:
         _refuse_empty(sys.argv[1:] if arguments is None else arguments)

@@ -1,0 +1,35 @@
+"""Output to a terminal that may go away while a command runs, as with a lost ssh connection."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+
+class _Terminal(io.FileIO):
+    """A terminal; once it has gone away, output is dropped."""
+
+    def write(self, data: Any, /) -> int:
+        """Write, and redirect to the null device if there is no terminal any more."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
+        return super().write(data)
+
+
+def outlive_terminal() -> None:
+    """Let the command continue without output when its terminal goes away: only the signal HUP, if it comes, ends it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            stream.flush()
+            buffer = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=True))
