@@ -76,7 +76,7 @@ class ClientTimes:
         heartbeat_s: Interval of heartbeats.
         resend_s: Time without acknowledgement after which a result is sent again; it doubles with each repetition.
         orphan_timeout_s: Silence of the coordinator after which `poll` raises RunFailed.
-        handshake_limit_s: Time without a completed handshake after which `poll` raises Refused.
+        handshake_limit_s: Time without a completed handshake after which `poll` raises RunFailed.
         ack_delay_s: Time after which a task is acknowledged; a result that is ready before acknowledges it too, which saves two
             messages.
         duplicate_grace_s: Time during which the coordinator may report the key as connected already.
@@ -177,9 +177,9 @@ class ClientEndpoint:
             Events since the last call.
 
         Raises:
-            Refused: "handshake" if no coordinator with the right key answers or it does not know this key; the coordinator's
-                code if it rejects HELLO.
-            RunFailed: If nothing was heard for `orphan_timeout_s`.
+            Refused: "handshake" if a server with another key answers or it does not know this key; the coordinator's code if it
+                rejects HELLO.
+            RunFailed: If nothing was heard for `orphan_timeout_s`, or no handshake was completed within `handshake_limit_s`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -361,7 +361,7 @@ class ClientEndpoint:
         if header.kind not in ("WELCOME", "ERROR") or header.parent not in self._hellos:
             raise WireError("no-welcome", f"a {header.kind} before WELCOME")
         if header.kind == "ERROR" and header.code == "duplicate":
-            now = time.monotonic()
+            now = self._clock.now()
             self._duplicate_since = self._duplicate_since or now
             if now - self._duplicate_since < self._times.duplicate_grace_s:
                 return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import errno
 from collections.abc import Iterator
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.clock import AwakeClock
+from dpcfl_net.core.errors import Refused, RunFailed
 from dpcfl_net.transport.guard import UNREAD_LIMIT, Connection
 
 HANDSHAKES = 5  # failures in a row after which the server is not the expected one
@@ -21,7 +22,7 @@ class DialedConnection:
 
     Args:
         dialed: The socket, before it connects.
-        handshake_limit_s: Seconds without a completed handshake after which the server is not the expected one.
+        handshake_limit_s: Seconds for which an accepted connection may stay without a handshake.
         unread_limit: Bytes that the server may send ahead of complete messages.
 
     Attributes:
@@ -32,6 +33,7 @@ class DialedConnection:
         self.monitor = dialed.get_monitor_socket()
         self._dialed, self._limit_s, self._unread_limit = dialed, handshake_limit_s, unread_limit
         self._failures, self._since = 0, 0.0
+        self._clock = AwakeClock()  # a pause of this process does not count as silence of the server
         self._fd = -1
         self._connection: Connection | None = None
 
@@ -46,28 +48,34 @@ class DialedConnection:
             event = int(message["event"])
             if event == zmq.EVENT_CONNECTED:
                 self._watch(int(message["value"]))
-                self._since = self._since or time.monotonic()
+                self._since = self._since or self._clock.now()
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._failures, self._since = 0, 0.0
                 yield True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise Refused("handshake", "the coordinator does not know this worker's key")
+            elif event == zmq.EVENT_CLOSED or (event in _FAILED and message["value"] == errno.ECONNRESET):
+                # No listener, or a relay that reaches none: the coordinator is down, which is no failed handshake.
+                self._failures, self._since = 0, 0.0
             elif event in _FAILED:
                 self._failures += 1
-            elif event == zmq.EVENT_CLOSED:  # no listener: the coordinator is down, which is no failed handshake
-                self._failures, self._since = 0, 0.0
             elif event == zmq.EVENT_DISCONNECTED:
                 self._forget()
                 yield False
 
     def require_handshake(self) -> None:
-        """Check that handshakes succeed.
+        """Check that handshakes succeed; call it several times a second.
 
         Raises:
-            Refused: "handshake" if too many have failed in a row, or none was completed in time.
+            Refused: "handshake" if too many have failed in a row.
+            RunFailed: If none was completed in time.
         """
-        stuck = self._since and time.monotonic() - self._since > self._limit_s
-        if self._failures >= HANDSHAKES or stuck:
+        now = self._clock.now()
+        if self._since and now - self._since > self._limit_s:
+            raise RunFailed(
+                f"no handshake within {self._limit_s:g} s: what accepts connections at this address is stopped, overloaded or no coordinator"
+            )
+        if self._failures >= HANDSHAKES:
             raise Refused("handshake", "no coordinator with the expected key answers at this address")
 
     def delivered(self, fd: int, size: int) -> None:

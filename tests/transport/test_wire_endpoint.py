@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +47,7 @@ from wire_ends import (
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, new_id
-from dpcfl_net.transport.dialed import DialedConnection
+from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import ObserverInbox
@@ -570,6 +572,49 @@ def test_client_without_a_coordinator_leaves_by_itself() -> None:
         port = taken.getsockname()[1]
     with make_client(f"tcp://127.0.0.1:{port}", orphan_timeout_s=0.3) as client, pytest.raises(RunFailed, match=r"for 0\.3 s"):
         client.poll(10)
+
+
+def accepting(act: Callable[[socket.socket], object]) -> socket.socket:
+    """Listen, and apply a function to each accepted connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                act(listener.accept()[0])
+
+    threading.Thread(target=accept, daemon=True).start()
+    return listener
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_a_relay_that_reaches_no_coordinator_is_no_wrong_coordinator() -> None:
+    """Its connections are reset at once; a worker that left for that would not be started again."""
+    resets: list[None] = []
+    with accepting(lambda connection: resets.append(reset(connection))) as relay:
+        address = f"tcp://127.0.0.1:{relay.getsockname()[1]}"
+        with make_client(address, orphan_timeout_s=2.0) as client, pytest.raises(RunFailed, match="nothing was heard"):
+            client.poll(20)
+        relay.shutdown(socket.SHUT_RDWR)
+    assert len(resets) > HANDSHAKES
+
+
+def test_a_coordinator_that_is_stopped_is_no_wrong_coordinator() -> None:
+    kept: list[socket.socket] = []
+    with accepting(kept.append) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            make_client(address, handshake_limit_s=0.3) as client,
+            pytest.raises(RunFailed, match=r"no handshake within 0\.3 s"),
+        ):
+            client.poll(10)
+        silent.shutdown(socket.SHUT_RDWR)
+    for connection in kept:
+        connection.close()
 
 
 def test_server_sees_a_client_that_vanished(server: ServerEndpoint) -> None:
