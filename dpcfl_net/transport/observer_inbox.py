@@ -21,13 +21,13 @@ from dpcfl_net.transport.sockets import Arrived, Link, Listener
 
 BATCH = 256
 AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
+KEPT_BOOTS = 4  # of a sender: what it sent before a crash may arrive after the first message of its next process
 
 
 @dataclass
 class _Sender:
-    """State of one sender: -1 for the coordinator, otherwise a client id."""
+    """State of one boot of a sender."""
 
-    boot: str = ""
     sequence: int = 0
     note: Note | None = None
     assembly: Assembly | None = None
@@ -72,7 +72,8 @@ class ObserverInbox:
         self.failures = self._message_log.failures
         self._run, self._job, self._parameters, self._max_models = link.run, link.job, parameters, max_models
         self._curve = link.security == "curve"
-        self._senders = {-1: _Sender(), **{client: _Sender() for client in client_keys}}
+        # By sender, -1 for the coordinator and otherwise a client id, and by boot.
+        self._senders: dict[int, OrderedDict[str, _Sender]] = {sender: OrderedDict() for sender in (-1, *client_keys)}
         self._boots: OrderedDict[str, None] = OrderedDict()
         self._by_key = {**{key: client for client, key in client_keys.items()}, coordinator_key: -1} if self._curve else {}
         unread = 4 * UNREAD_LIMIT + AHEAD * 4 * parameters * max_models
@@ -133,12 +134,15 @@ class ObserverInbox:
                 raise WireError(name, f"a message of another {name}")
         if (self._curve and note.sender != owner) or note.sender not in self._senders:
             raise WireError("identity", f"claims to be {sender_name(note.sender)}")
-        sender = self._senders[note.sender]
-        if note.boot != sender.boot:
+        boots = self._senders[note.sender]
+        if note.boot not in boots:
             if note.boot in self._boots:
                 raise WireError("stale-boot", "a boot id that was used before")
             remember(self._boots, note.boot, None)
-            sender.boot, sender.sequence, sender.assembly = note.boot, 0, None
+            boots[note.boot] = _Sender()
+            if len(boots) > KEPT_BOOTS:
+                boots.popitem(last=False)
+        sender = boots[note.boot]
         if note.sequence <= sender.sequence:
             raise WireError("sequence", f"message {note.sequence} after message {sender.sequence}")
         sender.sequence = note.sequence

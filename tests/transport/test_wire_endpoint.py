@@ -50,7 +50,7 @@ from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
-from dpcfl_net.transport.observer_inbox import ObserverInbox
+from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.server import FAILURES
@@ -767,6 +767,31 @@ def test_observer_hears_models_figures_timings_and_the_end() -> None:
         assert collect(inbox, 2) == [Personal(1, 4, 0.5, 1.25), Personal(1, 5, 0.25, None)]
         assert not inbox.failures
         assert main.dropped == worker.dropped == 0
+
+
+def test_observer_hears_what_a_coordinator_sent_before_it_crashed_after_the_first_message_of_the_next_one() -> None:
+    models = np.zeros((1, P), "f4")
+    with contextlib.ExitStack() as stack:
+        inbox = stack.enter_context(observer())
+        before, after, *others = (
+            stack.enter_context(outbox(inbox.address, "coordinator", SERVER)) for _ in range(KEPT_BOOTS + 1)
+        )
+        before.models(1, [0, 0, 0], models)
+        assert [note.round for note in collect(inbox, 1)] == [1]
+        after.models(3, [0, 0, 0], models)
+        assert [note.round for note in collect(inbox, 1)] == [3]
+        before.models(2, [0, 0, 0], models)
+        assert [note.round for note in collect(inbox, 1)] == [2]
+        before._sequence = 0  # a replay
+        before.end(3)
+        assert collect(inbox, 0, failures=1) == []
+        for other in others:
+            other.spans([("cluster", 4, 1.0, 2.0)])
+        collect(inbox, len(others))
+        before._sequence = 100
+        before.end(3)
+        assert collect(inbox, 0, failures=2) == []
+        assert inbox.failures == {"sequence": 1, "stale-boot": 1}
 
 
 def test_observer_hears_the_clusters_of_many_clients_from_the_coordinator_alone() -> None:
