@@ -205,7 +205,11 @@ class _Attempt:
 
         Raises:
             DpcflError: The failure, if there is no job yet.
+            RunFailed: If the folder was removed or moved.
         """
+        if self.recorder is not None and not RunFolder(self.folder).protocol.exists():
+            # run.json would make a folder that looks like a run, beside one that was moved.
+            raise RunFailed(f"{self.folder} was removed or moved while it was in use: the end of the run is not recorded")
         if self.recorder is None:
             if self.is_new:  # an incomplete job cannot be resumed
                 shutil.rmtree(self.folder, ignore_errors=True)

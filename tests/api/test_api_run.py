@@ -225,6 +225,17 @@ def test_a_failure_names_its_folder_and_what_the_library_refuses_is_its_own_erro
         api.resume(tmp_path)
 
 
+def test_a_run_folder_that_is_moved_meanwhile_is_not_made_again(tmp_path):
+    def move(metrics):
+        only_run(tmp_path / "runs").rename(tmp_path / "moved")
+
+    with pytest.raises(api.DpcflError, match="was removed or moved while it was in use") as found:
+        api.run({**TINY, "rounds": 20}, tmp_path / "runs", "in-process", callbacks=[move], progress=False)
+    assert not hasattr(found.value, "__notes__")  # no advice to resume it there
+    assert [*(tmp_path / "runs").iterdir()] == []
+    assert api.resume(tmp_path / "moved", callbacks=[lambda metrics: False], progress=False).rounds_done
+
+
 def test_an_error_in_code_that_runs_here_comes_out_with_its_traceback(tmp_path, monkeypatch):
     def broken(self, *arguments, **more):
         raise IndexError("in a client step")
