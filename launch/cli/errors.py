@@ -23,6 +23,19 @@ def is_unread() -> bool:
     return False
 
 
+def print_error(text: str) -> None:
+    """Print a line on stderr; where it cannot be written, as on a full disk, the exit code alone says that the command failed.
+
+    Args:
+        text: The line.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        if sys.stderr is not None:  # what is left of the line would change the exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def allow_any_encoding() -> None:
     """Print `?` for characters that the terminal's encoding lacks, such as frames of tables in Latin-1."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
@@ -62,7 +75,7 @@ def report(error: Exception) -> int | None:
     else:
         return None
     for problem in problems:
-        print(f"error: {_printable(problem)}", file=sys.stderr)
+        print_error(f"error: {_printable(problem)}")
     return code
 
 

@@ -11,6 +11,7 @@ from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import chaos
+from dpcfl_net.launch.cli.errors import print_error
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.running import DEFAULTS, RunOptions, failed_access, run_in
 from dpcfl_net.results import models
@@ -111,5 +112,5 @@ def _print_files(folder: Path, *, has_report: bool) -> None:
 
 def _print_failure(failure: DpcflError) -> None:
     """Print a failure at once; `dpcfl_net.launch.cli.main` does not print it again."""
-    print(f"error: {failure}", file=sys.stderr, flush=True)
+    print_error(f"error: {failure}")
     failure.printed = True

@@ -458,6 +458,12 @@ def test_a_full_disk_under_the_output_is_told_and_a_reader_that_left_is_not():
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_a_full_disk_under_the_errors_too_leaves_the_exit_code():
+    with Path("/dev/full").open("w") as full:
+        for words, code in ((["schema"], 4), (["verify", "nowhere"], 2)):
+            assert subprocess.run([*DPCFL, *words], stdout=full, stderr=full, cwd=ROOT, check=False).returncode == code
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_of_the_help_that_left_is_not_told(unbuffered):
     gone, unread = os.pipe()
