@@ -99,9 +99,9 @@ class Buffered(FromModel):
 def _moved(how: Asynchronous, state: State, buffer: Buffer) -> np.ndarray:
     """Add each cluster's weighted updates, divided by the number that a full buffer holds of it on average."""
     totals = np.zeros(state.models.shape, dtype=np.float64)
-    for client, update in buffer.updates.items():
+    for client, release in buffer.releases.items():
         if weight := how.weight(buffer.staleness[client]):
-            totals[state.assignment[client]] += weight * update.astype(np.float64)
+            totals[state.assignment[client]] += weight * release["update"].astype(np.float64)
     moved = state.models.copy()
     for cluster, total in enumerate(totals):
         if members := state.assignment.count(cluster):

@@ -154,9 +154,8 @@ class OneModel(ClientLevel):
         clients = sorted(buffer.staleness.keys() - used_up) if charged is None else charged
         if not clients:
             return state
-        updates = {client: {"update": update} for client, update in buffer.updates.items()}
         tensors = {"clients": np.array(clients), "staleness": np.array([buffer.staleness[client] for client in clients])}
-        released = fed.release(self.noisy_buffer, buffer=updates, **tensors)
+        released = fed.release(self.noisy_buffer, buffer=buffer.releases, **tensors)
         if released is None:
             return state
         return replace(state, models=_moved(state.models, how.server_lr * released["sum"] / how.buffer))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,9 @@ class Buffer:
     figures: dict[str, Any]
 
     @property
-    def updates(self) -> dict[int, np.ndarray]:
-        """Updates of the clients that answered."""
-        return {outcome.client: outcome.release["update"] for outcome in self.outcomes if outcome.release is not None}
+    def releases(self) -> dict[int, Mapping[str, np.ndarray]]:
+        """Releases of the clients that answered."""
+        return {outcome.client: outcome.release for outcome in self.outcomes if outcome.release is not None}
 
 
 def fill_buffer(
@@ -75,10 +76,7 @@ def fill_buffer(
         number, _, ends = tasks.working[client]
         fed.submit(Participation(client, number, step.kind, tensors, ends))
     count = min(how.buffer, len(tasks.working)) if among is None else len(among)
-    outcomes = [
-        replace(outcome, release=None if outcome.release is None else encoding.decode_release(step, outcome.release))
-        for outcome in gather(fed, count, among)
-    ]
+    outcomes = [outcome.decoded(partial(encoding.decode_release, step)) for outcome in gather(fed, count, among)]
     staleness = {outcome.client: t - 1 - tasks.working[outcome.client][1] for outcome in outcomes}
     figures: dict[str, Any] = {"participations": tasks.counts}
     if old := [*staleness.values()]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
-from dpcfl_net.federation.asynchronous import Outcome, Participation
+from dpcfl_net.federation.asynchronous import Outcome, Participation, RawRelease
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
@@ -356,7 +357,18 @@ class Federation:
 
         Args:
             among: Wait for one of these clients; the others stay open. None: for any client.
+
+        Returns:
+            Its outcome. With a trusted server only a central step can read the release (`RawRelease`): pass it to `release` as part
+            of `buffer`.
         """
+        outcome = self._next_outcome(among)
+        if outcome.release is None or self.protocol.privacy.trust != "trusted-server":
+            return outcome
+        return replace(outcome, release=RawRelease(self, outcome.client, outcome.release))
+
+    def _next_outcome(self, among: Collection[int] | None) -> Outcome:
+        """Wait for the end of an open task."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:

@@ -34,7 +34,7 @@ class InProcessFederation(Federation):
         self.hosts[work.client]  # the client starts now and opens its ledger, though it may never come to its turn
         self._open.setdefault(work.client, work)
 
-    def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
+    def _next_outcome(self, among: Collection[int] | None) -> Outcome:
         """Compute the open task that ends first by its virtual time; of equal times the one of the first client."""
         awaited = (work for work in self._open.values() if among is None or work.client in among)
         work = min(awaited, key=lambda work: (work.ends, work.client))

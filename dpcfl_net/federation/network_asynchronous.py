@@ -30,7 +30,7 @@ class AsynchronousNetworkFederation(NetworkFederation):
             self._open[work.client] = work
             self._call.queue.append(work.client)
 
-    def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
+    def _next_outcome(self, among: Collection[int] | None) -> Outcome:
         """See `Federation`."""
         call, payloads = self._call, dict[tuple[Any, ...], Payload]()
         while not (ended := self._ended(among)):

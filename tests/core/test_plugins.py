@@ -557,12 +557,20 @@ from dpcfl_net.algorithms.dp_fedavg import DPFedAvg
 from dpcfl_net.algorithms.em_fdro import EMFDRO
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.core.types import Release, State
+from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.privacy.slots import CentralSlot, SelectionSlot
 
 class Outside(DPFedAvg):
     def round(self, state, t, fed):
         updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
         return State(state.models + np.mean([*updates.values()], axis=0), state.assignment)
+
+class Submitted(DPFedAvg):
+    def round(self, state, t, fed):
+        for client in fed.clients:
+            fed.submit(Participation(client, t, "train", {"model": state.models[0]}))
+        updates = [fed.next_outcome().release["update"] for _ in fed.clients]
+        return State(state.models + np.mean(updates, axis=0), state.assignment)
 
 class Everyone(DPFedAvg):
     @on_central_server(charges=["round"])
@@ -621,12 +629,19 @@ def test_a_plan_whose_events_are_not_the_cost_of_the_unit_is_refused(module, tmp
         make_job(config.resolve(document), tmp_path / "keys")
 
 
-@pytest.mark.parametrize("federation", ["in-process", "network"])
-def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_path, federation):
+@pytest.mark.parametrize(
+    ("name", "federation", "words"),
+    [
+        ("Outside", "in-process", "client step 'train' was called outside a central step"),
+        ("Outside", "network", "client step 'train' was called outside a central step"),
+        ("Submitted", "in-process", "the raw release of client 0 was read outside a central step"),
+    ],
+)
+def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_path, name, federation, words):
     """A round that averaged them published raw updates, and the statement claimed the target epsilon."""
     module("own_claims", CLAIMS)
-    with pytest.raises(dpcfl.RunFailed, match="client step 'train' was called outside a central step"):
-        dpcfl.run(claims("Outside"), tmp_path / "runs", federation, progress=False)
+    with pytest.raises(dpcfl.RunFailed, match=words):
+        dpcfl.run(claims(name), tmp_path / "runs", federation, progress=False)
 
 
 def test_a_sum_with_a_client_outside_the_sample_is_refused(module, tmp_path):
