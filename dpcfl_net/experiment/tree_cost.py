@@ -15,7 +15,6 @@ NUMBER_BYTES = 8  # of an entry of the lists with a number for each client
 # Lists beside models and updates: which clients are asked, and which row of the task each gets; with sums also row and weight.
 LISTS_DOWN, SUMMED_LISTS_DOWN = 2, 4
 LISTS_UP, SUMMED_LISTS_UP = 1, 2  # who answered; with sums also the row that each update was added to
-MODEL_LISTS_UP = 2  # of each model of a sum: number and weight of its updates
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def tree_work(algorithm: Algorithm, updates: float, exact: int) -> TreeWork:
     of_model, of_update = (encoding.model_bytes(p), encoding.update_bytes(p)) if updates else (0, 0)
     trained = updates / n  # rounds
     choices = min(trained, _choices(algorithm))
-    up = summed * float(sums * (SUM_BYTES * p + MODEL_LISTS_UP * NUMBER_BYTES) + SUMMED_LISTS_UP * NUMBER_BYTES * n)
+    up = summed * float(sums * SUM_BYTES * p + SUMMED_LISTS_UP * NUMBER_BYTES * n)
     up += (rounds - summed) * LISTS_UP * NUMBER_BYTES * n + of_update * (passed_on - exact) + UPDATE_BYTES * p * exact
     different = sum(_models_of(algorithm, group) for group in groups)
     down = of_model * ((trained - choices) * different + choices * len(groups) * max(1, able.max_models))

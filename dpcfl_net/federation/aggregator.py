@@ -11,7 +11,6 @@ from dpcfl_net.federation.base import Arrays, ClientSide
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
 from dpcfl_net.federation.group_messages import (
     ANSWERED,
-    COUNTS,
     LOST,
     MISSING,
     NOT_ASKED,
@@ -21,7 +20,6 @@ from dpcfl_net.federation.group_messages import (
     SUMMED,
     TOTALS,
     WEIGHT,
-    WEIGHTS,
     GroupMessages,
     Tensors,
     client_tasks,
@@ -109,14 +107,7 @@ class AggregatorFederation(NetworkFederation):
                 means.add(row, client, release["update"])
 
         self._exchange(step.kind, tasks, add, limit)
-        sums = means.sums()
-        return {
-            STATUS: _with_lost(status, first, self.lost),
-            ROW: rows,
-            COUNTS: sums.counts,
-            WEIGHTS: sums.weights,
-            TOTALS: sums.totals,
-        }
+        return {STATUS: _with_lost(status, first, self.lost), ROW: rows, TOTALS: means.sums().totals}
 
 
 def _with_lost(status: np.ndarray, first: int, lost: Sequence[int]) -> np.ndarray:

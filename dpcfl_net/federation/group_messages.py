@@ -23,7 +23,7 @@ from dpcfl_net.transport.messages import Template, TensorTemplate
 SUMMED = "_summed"  # end of the name of a task whose answer holds sums
 OF = ".of"  # end of the name of the tensor that says which row of a table a client gets
 ASKED, STATUS, ROW, WEIGHT, ROWS = ".asked", ".status", ".row", ".weight", ".rows"
-COUNTS, WEIGHTS, TOTALS = ".counts", ".weights", ".totals"
+TOTALS = ".totals"
 NOT_ASKED, ANSWERED, LOST, MISSING = range(4)  # status of a client
 Tensors = dict[str, np.ndarray]
 
@@ -90,9 +90,25 @@ def client_tasks(group: range, step: ClientStep, tensors: Arrays) -> dict[int, T
     return {group[k]: {name: tensors[name][tensors[name + OF][k]] for name in step.takes} for k in asked}
 
 
-def read_sums(answer: Arrays) -> PartialSums:
-    """Return the sums of an answer."""
-    return PartialSums(answer[COUNTS], answer[WEIGHTS], answer[TOTALS])
+def read_sums(group: range, answer: Arrays, summing: Summing) -> tuple[dict[int, int], PartialSums]:
+    """Read the sums of an answer; the number of updates and their weights follow from the clients that answered.
+
+    Args:
+        group: Client ids of the group.
+        answer: The tensors of the answer, which has passed `check_answer`.
+        summing: Rows and weights of the task.
+
+    Returns:
+        The row of each client whose update was added, and the sums.
+    """
+    chosen = zip(group, answer[STATUS].tolist(), answer[ROW].tolist(), strict=True)
+    rows = {client: summing.rows.get(client, row) for client, status, row in chosen if status == ANSWERED}
+    added = {client: row for client, row in rows.items() if row >= 0}
+    sums = PartialSums(np.zeros(summing.models, np.int64), np.zeros(summing.models), answer[TOTALS])
+    for client, row in added.items():
+        sums.counts[row] += 1
+        sums.weights[row] += summing.weights.get(client, 1.0)
+    return added, sums
 
 
 class GroupMessages:
@@ -162,8 +178,6 @@ class GroupMessages:
             return found | _tables(self.encoding.release_template(step), 0, self._clients)
         return found | {
             ROW: TensorTemplate("i8", each),
-            COUNTS: TensorTemplate("i8", (most,)),
-            WEIGHTS: TensorTemplate("f8", (most,)),
             TOTALS: TensorTemplate("f8", (most, self._parameters)),
         }
 
@@ -179,9 +193,8 @@ class GroupMessages:
         assert step is not None
         wrong = len(status) != len(self._groups[number]) or not ((status >= NOT_ASKED) & (status <= MISSING)).all()
         if task.endswith(SUMMED):
-            sides = {len(tensors[name]) for name in (COUNTS, WEIGHTS, TOTALS)}
-            wrong = wrong or len(tensors[ROW]) != len(status) or len(sides) != 1
-            wrong = wrong or not ((tensors[ROW] >= -1) & (tensors[ROW] < min(sides))).all()
+            wrong = wrong or len(tensors[ROW]) != len(status)
+            wrong = wrong or not ((tensors[ROW] >= -1) & (tensors[ROW] < len(tensors[TOTALS]))).all()
         else:
             answers = int((status == ANSWERED).sum())
             wrong = wrong or any(len(tensors[name]) != answers for name in self.encoding.release_template(step))

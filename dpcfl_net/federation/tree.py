@@ -16,9 +16,10 @@ from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
 from dpcfl_net.federation.group_messages import (
     ANSWERED,
     LOST,
-    ROW,
+    NOT_ASKED,
     STATUS,
     SUMMED,
+    TOTALS,
     GroupMessages,
     Summing,
     group_task,
@@ -113,13 +114,13 @@ class TreeFederation(Federation):
         answered: list[int] = []
 
         def take(group: range, answer: Arrays) -> None:
-            sums = read_sums(answer)
-            if len(sums.counts) != len(means.models):
+            if len(answer[TOTALS]) != len(means.models):
                 raise RunFailed(
-                    f"round {self.round}: an aggregator sent sums for {len(sums.counts)} models of {len(means.models)}"
+                    f"round {self.round}: an aggregator sent sums for {len(answer[TOTALS])} models of {len(means.models)}"
                 )
             answered.extend(client for k, client in enumerate(group) if answer[STATUS][k] == ANSWERED)
-            added.update((client, row) for client, row in zip(group, map(int, answer[ROW]), strict=True) if row >= 0)
+            rows_of_group, sums = read_sums(group, answer, summing)
+            added.update(rows_of_group)
             means.merge(sums)
 
         self._ask(step.kind + SUMMED, encoding.encode_tasks(step, tasks), summing, take)
@@ -148,6 +149,10 @@ class TreeFederation(Federation):
 
         def note_and_take(number: int, answer: Arrays) -> None:
             group = self._groups[number]
+            if {client for k, client in enumerate(group) if answer[STATUS][k] != NOT_ASKED} != parts[number].keys():
+                raise RunFailed(
+                    f"round {self.round}: aggregator {number} answered for other clients than those that were asked"
+                )
             self.lost += [client for k, client in enumerate(group) if answer[STATUS][k] == LOST]
             take(group, answer)
 

@@ -15,7 +15,7 @@ from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, w
 from pydantic import ValidationError
 
 from dpcfl_net.core import runlog
-from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
@@ -24,6 +24,8 @@ from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation import group_messages as wire
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans
+from dpcfl_net.federation.call_limits import NO_LAUNCHER, CallLimits
+from dpcfl_net.federation.tree import GroupCalls, TreeFederation
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
@@ -194,14 +196,55 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
     ):
         with pytest.raises(Refused):
             messages.check_task(group, name, good | bad)
-    sums = {wire.COUNTS: np.ones(2, np.int64), wire.WEIGHTS: np.ones(2), wire.TOTALS: np.zeros((2, p))}
-    answer = {wire.STATUS: one, wire.ROW: np.array([0, -1, 1]), **sums}
+    answer = {wire.STATUS: one, wire.ROW: np.array([0, -1, 1]), wire.TOTALS: np.zeros((2, p))}
     messages.check_answer(1, name, answer)
-    for bad in ({wire.STATUS: one[:2]}, {wire.STATUS: 4 * one}, {wire.ROW: 2 * one}, {wire.ROW: one[:2]}, {wire.COUNTS: one}):
+    for bad in ({wire.STATUS: one[:2]}, {wire.STATUS: 4 * one}, {wire.ROW: 2 * one}, {wire.ROW: one[:2]}):
         with pytest.raises(Refused):
             messages.check_answer(1, name, answer | bad)
     with pytest.raises(Refused):
         messages.check_answer(1, "train", {wire.STATUS: one, "update": np.zeros((2, p), np.float32)})
+
+
+@pytest.fixture
+def added(finished, monkeypatch):
+    """Adds up the updates of clients 0, 2 and 3, of weights 1, 2 and 3, for models 0, 1 and 1; the second aggregator lies."""
+    algorithm = job_of(finished).algorithm
+    fed = TreeFederation(algorithm, None, CallLimits(quorum=0.0), NO_LAUNCHER, print)
+    p, totals = algorithm.protocol.model.parameters, {0: [[1.0], [0.0]], 1: [[0.0], [10.0]]}
+
+    def add_up(**lies):
+        def exchange(calls, t, task, messages, take):
+            for number, tensors in messages.items():
+                status = np.where(tensors[wire.ASKED] == 1, wire.ANSWERED, wire.NOT_ASKED)
+                honest = {
+                    wire.STATUS: status,
+                    wire.ROW: np.where(status == wire.ANSWERED, tensors[wire.ROW], -1),
+                    wire.TOTALS: np.repeat(np.array(totals[number]), p, axis=1),
+                }
+                take(number, honest | {f".{name}": np.array(value) for name, value in lies.items() if number == 1})
+
+        monkeypatch.setattr(GroupCalls, "exchange", exchange)
+        means = ModelMeans(np.zeros((2, p), np.float32), {0: 1.0, 2: 2.0, 3: 3.0})
+        each = {client: {"model": means.models[row]} for client, row in ROWS.items()}
+        return fed.add_up(algorithm.train, means, ROWS, each=each), means.moved()[:, 0].tolist()
+
+    return add_up
+
+
+ROWS = {0: 0, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize("row", [[1, 1, -1], [0, 1, -1], [-1, 1, 1], [-1, -1, -1]])
+def test_the_server_counts_and_weighs_the_updates_of_a_group_itself(added, row):
+    """An aggregator that sent the weight 0 with some updates made a model that was not finite, which a checkpoint kept."""
+    assert added(row=row) == (ROWS, [1.0, 2.0])
+
+
+def test_an_aggregator_answers_for_the_clients_that_were_asked(added):
+    assert added(status=[1, 3, 0]) == ({0: 0, 2: 1}, [1.0, 5.0])  # client 3 is missing
+    for status in ([1, 1, 1], [1, 0, 0]):
+        with pytest.raises(RunFailed, match="aggregator 1 answered for other clients than those that were asked"):
+            added(status=status)
 
 
 def _code(array):
@@ -320,7 +363,8 @@ def test_a_coordinator_that_restarts_counts_the_clients_of_aggregators_and_not_a
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [{"name": "oracle"}, {"name": "dp-ifca", "clusters": 2}, {"name": "mr-mtl"}])
 def test_other_algorithms_and_forms_have_the_bits_of_one_process(tmp_path, algorithm):
-    changes = {"communication": {"down": "bfloat16", "up": {"form": "top-k", "fraction": 0.2}}, "runtime": {"aggregators": 3}}
+    up = {"form": "top-k", "fraction": 0.2, "error_feedback": True}
+    changes = {"communication": {"down": "bfloat16", "up": up}, "runtime": {"aggregators": 3}}
     done = dpcfl("run", write_config(tmp_path / "c", **settings(algorithm, **changes)), "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_bits(only_run(tmp_path / "runs"), tmp_path / "again")
