@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,17 +95,29 @@ class CentralContext:
         """Encode labels as one-hot rows and add noise.
 
         Args:
-            slot: Name of the slot.
+            slot: Name of the slot, with samples of fixed size.
             part: Name of the part of the slot.
-            labels: m labels, 0 to blocks - 1; None (no answer) and other values give a row of zeros.
+            labels: Label of each sampled client, 0 to blocks - 1; None (no answer) and other values give a row of zeros.
             blocks: Number of labels.
             length: Norm of a one-hot row.
-            sensitivity: L2 sensitivity that the noise covers; sqrt(2) * length if one row is replaced.
+            sensitivity: L2 sensitivity that the noise covers: at least sqrt(2) * length, by which a replaced row moves, unless the
+                step also charges a slot without a guarantee.
 
         Returns:
             Noisy rows, (m, blocks) float64.
+
+        Raises:
+            ValueError: If there is not one label for each sampled client, or the noise does not cover a replaced row, or the sample
+                is not of fixed size: the number of labels of a Poisson sample reveals whether a client took part.
         """
         rows = list(labels)
+        self._one_for_each("sampled client", rows, self._sampled.get(slot, []))
+        if (sampling := self._slot(slot).sampling) != "fixed":
+            raise ValueError(f"slot {slot!r} has sampling {sampling!r}: must be 'fixed' for labels of a sample")
+        least = math.sqrt(2) * length
+        without = any(isinstance(spec, UnprotectedSlot) for spec in self._charge.slots.values())
+        if sensitivity < least * (1 - 1e-12) and not without:
+            raise ValueError(f"sensitivity must be at least sqrt(2) * length, {least:g}, got {sensitivity:g}")
         one_hot = np.zeros((len(rows), blocks))
         for k, label in enumerate(rows):
             if label is not None and 0 <= label < blocks:
@@ -120,7 +133,11 @@ class CentralContext:
 
         Returns:
             Labels, (n,) int64.
+
+        Raises:
+            ValueError: If there is not one label for each client, which the slot pays for.
         """
+        self._one_for_each("client", labels, self._fed.clients)
         spec = self._labels_slot(slot, "randomised-response")
         return randomised_response(labels, spec.epsilon, spec.categories, self._stream(slot, "labels"))
 
@@ -139,8 +156,7 @@ class CentralContext:
         """
         spec = self._charge.slots[slot]
         assert isinstance(spec, LabelledCentralSlot)
-        if len(labels) != len(self._sampled.get(slot, [])):
-            raise ValueError(f"labels must be one for each sampled client, got {len(labels)}")
+        self._one_for_each("sampled client", labels, self._sampled.get(slot, []))
         self._named.append((slot, "randomised-response"))
         return randomised_response(labels, spec.label_epsilon, spec.categories, self._stream(slot, "labels"))
 
@@ -154,7 +170,11 @@ class CentralContext:
 
         Returns:
             Labels, (n,) int64.
+
+        Raises:
+            ValueError: As `randomised_labels`.
         """
+        self._one_for_each("client", losses, self._fed.clients)
         spec, rng = self._labels_slot(slot, "exponential"), self._stream(slot, "labels")
         chosen = [lowest_by_exponential_mechanism(own, spec.epsilon, spec.categories, span, rng) for own in losses]
         return np.array(chosen, np.int64)
@@ -242,6 +262,12 @@ class CentralContext:
         z = self._slot(slot).part_noise(self._charge.z, part)
         self._noised.append((slot, part, z))
         return gaussian_on_grid(values, z * sensitivity, NormalStream(self._key(slot), f"noise {part}"))
+
+    @staticmethod
+    def _one_for_each(what: str, labels: Sequence[object], clients: Sequence[int]) -> None:
+        """ValueError unless there are as many labels as clients: a slot pays for one label of each."""
+        if len(labels) != len(clients):
+            raise ValueError(f"labels must be one for each {what}, {len(clients)}, got {len(labels)}")
 
     def _labels_slot(self, slot: str, mechanism: str) -> LabelSlot:
         spec = self._charge.slots[slot]

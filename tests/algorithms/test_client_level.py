@@ -187,10 +187,25 @@ def test_a_part_that_did_not_run_is_not_what_was_charged():
     me.sample("round")
     me.noisy_total("round", "sums", ClippedSums((1, 4), 1.0))
     assert me.ran() == []
-    me.noisy_labels("round", "labels", [0], 2, 0.1, 0.2)
+    me.noisy_labels("round", "labels", [0] * 5, 2, 0.1, 0.2)
     assert me.ran() == [FixedSizeGaussian(1.0, 5, 20, 1)]
-    me.noisy_labels("round", "labels", [0], 2, 0.1, 0.2)
+    me.noisy_labels("round", "labels", [0] * 5, 2, 0.1, 0.2)
     assert me.ran() == []
+
+
+def test_noisy_labels_are_of_a_sample_of_fixed_size_and_their_noise_covers_one_of_each_client():
+    """The step of an algorithm of one's own released two labels of a client, or a number of labels, for the charge of one label."""
+    me = context(FIXED, keys(1)[0])
+    me.sample("round")
+    for labels, sensitivity, words in (
+        ([0] * 10, 0.2, "one for each sampled client, 5, got 10"),
+        ([0] * 5, 0.1, r"at least sqrt\(2\) \* length, 0.141421, got 0.1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            me.noisy_labels("round", "labels", labels, 2, 0.1, sensitivity)
+    me = context(POISSON, keys(1)[0])
+    with pytest.raises(ValueError, match="slot 'round' has sampling 'poisson': must be 'fixed' for labels"):
+        me.noisy_labels("round", "sums", [0] * len(me.sample("round")), 2, 0.1, 0.2)
 
 
 # ---- rebalancing

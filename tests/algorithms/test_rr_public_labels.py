@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +28,7 @@ from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedS
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, lowest_by_exponential_mechanism, randomised_response
-from dpcfl_net.privacy.slots import LabelledCentralSlot, RawSlot
+from dpcfl_net.privacy.slots import LabelledCentralSlot, LabelSlot, RawSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
@@ -217,12 +218,12 @@ def test_labels_of_a_sample_have_the_probabilities_that_are_charged():
 
 def test_a_round_without_exactly_one_release_of_labels_is_not_what_was_charged():
     me = central(1)
-    with pytest.raises(ValueError, match="one for each sampled client, got 5"):
+    with pytest.raises(ValueError, match="one for each sampled client, 0, got 5"):
         me.sampled_labels("round", [0] * 5)  # before the sample
     me.sample("round")
     me.noisy_total("round", "sums", ClippedSums((1, 4), 1.0))
     assert me.ran() == []
-    with pytest.raises(ValueError, match="one for each sampled client, got 6"):
+    with pytest.raises(ValueError, match="one for each sampled client, 5, got 6"):
         me.sampled_labels("round", [0] * 6)
     me.sampled_labels("round", [0, 1, None, 3, 9])
     assert me.ran() == [LabelledFixedSizeGaussian(1.0, 1.2, 4, 5, 20, 1)]
@@ -230,6 +231,18 @@ def test_a_round_without_exactly_one_release_of_labels_is_not_what_was_charged()
     assert me.ran() == []
     with pytest.raises(ValueError, match="sampling must be 'fixed'"):
         LabelledCentralSlot("round", "poisson", 5, 20, label_epsilon=1.2, categories=4)
+
+
+@pytest.mark.parametrize("mechanism", ["randomised-response", "exponential"])
+def test_a_slot_pays_for_one_label_of_each_client(mechanism):
+    """The step of an algorithm of one's own released two labels of each client for the charge of one."""
+    me = central(1, LabelSlot("round", mechanism, 1.2, 4))
+    release = me.randomised_labels if mechanism == "randomised-response" else partial(me.chosen_labels, span=1.0)
+    with pytest.raises(ValueError, match="one for each client, 20, got 40"):
+        release("round", [None] * 40)
+    assert me.ran() == []
+    assert len(release("round", [None] * 20)) == 20
+    assert me.ran() == [LabelSlot("round", mechanism, 1.2, 4).event(None)]
 
 
 def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
