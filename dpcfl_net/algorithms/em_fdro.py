@@ -134,9 +134,6 @@ class EMFDRO(Algorithm):
             why = "clients are drawn by their loss on validation records, and no client has any"
             add = "add to the file:  data: {validation: 0.1}  or on the command line:  data.validation=0.1"
             problems.append(f"data.validation is {setting.validation:g}: must be above 0, for example 0.1: {why}; {add}")
-        if (setting.privacy.unit, setting.privacy.adjacency) == ("client", "zero-out"):
-            why = "every client of the public roster answers, so that the absence of a client cannot be hidden"
-            problems.append(f"privacy.adjacency is 'zero-out': must be replace-one with privacy.unit client: {why}")
         return problems
 
     # ---- plan

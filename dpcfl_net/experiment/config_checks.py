@@ -16,6 +16,7 @@ from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
 from dpcfl_net.experiment.model_template import model_template
 from dpcfl_net.experiment.network_settings import links_of
 from dpcfl_net.experiment.secure_sum_checks import secure_sum_problems
+from dpcfl_net.federation.claim import adjacency_problem
 from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits making a job takes about a minute at most.
@@ -157,6 +158,8 @@ def _privacy_problems(config: Config) -> list[str]:
         problems.append(
             f"privacy.unit is {privacy.unit!r}, privacy.trust {privacy.trust!r}: {algorithm.name} works with {pairs}"
         )
+    elif problem := adjacency_problem(privacy):
+        problems.append(problem)
     if (privacy.adjacency, privacy.accountant, privacy.trust) == ("replace-one", "rdp", "untrusted-server"):
         problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
     for name in ("momentum", "weight_decay"):

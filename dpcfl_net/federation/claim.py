@@ -15,6 +15,7 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.protocol import LARGE_ROSTER, Protocol
 from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key
@@ -76,8 +77,23 @@ def without_guarantee(algorithm: ClientSide) -> list[str]:
     return [*reasons, *([SEEDED] if protocol.privacy.noise == "seeded" else [])]
 
 
+def adjacency_problem(privacy: PrivacyTarget) -> str | None:
+    """Say why no release to the server can hide what the adjacency names.
+
+    Args:
+        privacy: Privacy target of the job.
+
+    Returns:
+        A sentence; None without a problem.
+    """
+    if (privacy.unit, privacy.trust, privacy.adjacency) != ("client", "untrusted-server", "zero-out"):
+        return None
+    why = "every client of the public roster answers, so that the absence of a client cannot be hidden"
+    return f"privacy.adjacency is 'zero-out': must be replace-one with privacy.unit client: {why}"
+
+
 def plan_problem(algorithm: ClientSide) -> str | None:
-    """Find a slot in the plans of a run whose event is not what its release costs in this job.
+    """Find a slot in the plans of a run whose event is not what its release costs in this job, or an adjacency that no event has.
 
     Args:
         algorithm: The job's algorithm.
@@ -89,6 +105,8 @@ def plan_problem(algorithm: ClientSide) -> str | None:
     unit, clients = protocol.privacy.unit, len(protocol.roster)
 
     def found() -> str | None:
+        if problem := adjacency_problem(protocol.privacy):
+            return problem
         for slot in {slot: None for charged in noisy_plans(algorithm) for slot in charged.plan}:
             named = f"the plan of {protocol.algorithm} has slot {slot.name!r} ({type(slot).__name__})"
             if unit not in slot.units:

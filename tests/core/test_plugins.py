@@ -558,7 +558,7 @@ from dpcfl_net.algorithms.em_fdro import EMFDRO
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.asynchronous import Participation
-from dpcfl_net.privacy.slots import CentralSlot, SelectionSlot
+from dpcfl_net.privacy.slots import CentralSlot, GaussianSlot, SelectionSlot
 
 class Outside(DPFedAvg):
     def round(self, state, t, fed):
@@ -597,6 +597,10 @@ class Choices(Records):
     def plan(self, client):
         return [SelectionSlot("pick", 0.1)] * self.protocol.rounds
 
+class Whole(Records):
+    def plan(self, client):
+        return [GaussianSlot("update")] * self.protocol.rounds
+
 class Losses(EMFDRO):
     def update(self, me, model):
         return me.noisy_update("update", model)
@@ -615,9 +619,10 @@ def claims(name, unit="client", trust="trusted-server", **privacy):
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (claims("Records", trust="untrusted-server"), r"slot 'train' \(DPSGDSlot\), which protects a sample: .* must be 'sample', got 'client'"),
-        (claims("Choices", trust="untrusted-server"), r"slot 'pick' \(SelectionSlot\), which protects a sample"),
+        (claims("Records", trust="untrusted-server", adjacency="replace-one"), r"slot 'train' \(DPSGDSlot\), which protects a sample: .* must be 'sample', got 'client'"),
+        (claims("Choices", trust="untrusted-server", adjacency="replace-one"), r"slot 'pick' \(SelectionSlot\), which protects a sample"),
         (claims("Central", unit="sample"), r"slot 'round' \(CentralSlot\), which protects a client: .* must be 'client', got 'sample'"),
+        (claims("Whole", trust="untrusted-server"), r"adjacency is 'zero-out': must be replace-one with privacy.unit client: every client"),
         (claims("Population", adjacency="replace-one"), r"slot 'round' \(CentralSlot\) over a population of 100: must be .* clients, 8"),
     ],
 )  # fmt: skip
@@ -660,7 +665,7 @@ def test_the_statement_names_what_own_code_may_do_with_raw_releases(module, tmp_
 
 def test_noise_for_a_whole_update_does_not_protect_a_record(module, tmp_path):
     """Without one record an update of norm C may be another one of norm C: a distance of 2 C, where the noise is for C."""
-    module("own_claims", CLAIMS.replace("CentralSlot, S", "CentralSlot, GaussianSlot, S"))
+    module("own_claims", CLAIMS)
     held = quick("own_claims:Losses")
     held |= {"data": {**held["data"], "validation": 0.2}, "algorithm": {"name": "own_claims:Losses", "clients_per_round": 2}}
     with pytest.raises(ValueError, match=r"me\.noisy_update protects a client, and privacy\.unit is 'sample': use me\.dpsgd"):
