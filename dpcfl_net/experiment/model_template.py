@@ -20,6 +20,8 @@ from dpcfl_net.data.datasets import Images
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.privacy.accounting.cache import cached
 
+LARGE = 1e30  # a feature may be as large; far below the largest float32
+
 
 def model_template(name: str, images: Images, seed: int, *, by_record: bool = True, batch_size: int = 32) -> ModelTemplate:
     """Return the fixed layout of a model that the engines can train.
@@ -49,7 +51,7 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
 
     plain = models.convolutional_layout(name, tuple(images.input_shape), images.classes)
     if is_plugin(name):
-        layout = _layout(**spec)
+        layout = _layout(**spec, span=record_span(images))
     elif plain is not None and images.task == "classification":  # every engine trains these
         layout = [(key, shape) for key, shape in plain]
     else:  # cached per host, so that torch need not be loaded
@@ -61,6 +63,17 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
         layout=[(key, shape) for key, shape in layout], parameters=sum(math.prod(shape) for _, shape in layout),
         initial_seed=seed,
     )  # fmt: skip
+
+
+def record_span(images: Images) -> tuple[float, float]:
+    """Return the smallest and largest number that a record may hold, as a model gets it; of features, large finite ones.
+
+    Args:
+        images: The data set.
+    """
+    ends = (0.0, 1.0) if images.train_x.dtype == np.uint8 else (-LARGE, LARGE)
+    low, high = ((end - images.mean) / images.std for end in ends)
+    return max(low, -LARGE), min(high, LARGE)
 
 
 def check_precision(config: Config, images: Images) -> None:
@@ -85,8 +98,9 @@ def check_precision(config: Config, images: Images) -> None:
 
 
 def _layout(
-    model: str, input_shape: tuple[int, ...], classes: int, task: str, by_record: bool, batch_size: int
-) -> list[tuple[str, list[int]]]:
+    model: str, input_shape: tuple[int, ...], classes: int, task: str, by_record: bool, batch_size: int,
+    span: tuple[float, float] | None = None,
+) -> list[tuple[str, list[int]]]:  # fmt: skip
     """Name and shape of each parameter; ConfigError as `model_template`."""
     from dpcfl_net.training import models
     from dpcfl_net.training.dpsgd import Evaluator, Trainer
@@ -94,7 +108,7 @@ def _layout(
     module = models.skeleton(model, input_shape, classes)  # the values are not read: 45 MB of a ResNet-18
     try:
         if is_plugin(model):
-            _check_own_model(model, input_shape, classes, by_record, batch_size)
+            _check_own_model(model, input_shape, classes, by_record, batch_size, span)
         elif by_record:
             Trainer(module, clip=1.0, learning_rate=0.1, batch_size=batch_size, task=task)
         else:
@@ -108,19 +122,21 @@ def _layout(
 _passed: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
-def _check_own_model(name: str, input_shape: tuple[int, ...], classes: int, by_record: bool, batch_size: int) -> None:
+def _check_own_model(
+    name: str, input_shape: tuple[int, ...], classes: int, by_record: bool, batch_size: int, span: tuple[float, float] | None
+) -> None:
     import torch
 
     from dpcfl_net.training import model_check, models
 
     function = load_function("model.name", name)
-    key = (id(function), input_shape, classes, by_record, batch_size)
+    key = (id(function), input_shape, classes, by_record, batch_size, span)
     if _passed.get(key) is function:
         return
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = models.build(name, input_shape, classes)
-    model_check.check(module, input_shape, classes, by_record, batch_size)
+    model_check.check(module, input_shape, classes, by_record, batch_size, span=span)
     # Every process draws the initial values independently.
     first, second = (models.initial(name, input_shape, classes, 0) for _ in range(2))
     if not np.array_equal(first, second):

@@ -56,7 +56,7 @@ class ModelCheck:
 
 def check(
     module: nn.Module, input_shape: tuple[int, ...], classes: int, by_record: bool = True, batch_size: int = 32,
-    path: str = "auto",
+    path: str = "auto", span: tuple[float, float] | None = None,
 ) -> ModelCheck:  # fmt: skip
     """Check a model on synthetic records at its own and two other parameter values (`synthetic.parameters`).
 
@@ -67,12 +67,14 @@ def check(
         by_record: False checks only evaluation, for client-level protection.
         batch_size: Expected batch, as for `Trainer`.
         path: Engine, as for `gradient_engines.choose`.
+        span: Smallest and largest number that a record may hold, as the model gets it; None: records are not tried at both ends.
 
     Returns:
         Engine and errors.
 
     Raises:
-        ConfigError: With the reasons why per-record clipping would fail or bound nothing.
+        ConfigError: With the reasons why per-record clipping would fail or bound nothing, or the error that a record at the ends of
+            `span` raises: the server would see that a client with such a record stops.
     """
     if problems := _parameters(module) or layer_rules.problems(module, by_record):
         raise ConfigError(problems)
@@ -84,7 +86,10 @@ def check(
         x = synthetic.records(module, input_shape, max(RECORDS, slots_for(batch_size)))
         memory.keep_freed()
         try:
-            return _checked(module, x, classes, by_record, path)
+            found = _checked(module, x, classes, by_record, path)
+            if span is not None:
+                _ends(module, input_shape, span)
+            return found
         except ConfigError:
             raise
         except Exception as error:
@@ -135,6 +140,22 @@ def _parameters(module: nn.Module) -> list[str]:
         elif not parameter.requires_grad:
             found.append(f"parameter {name!r} is frozen (requires_grad is False): every parameter is trained and sent")
     return found if found or any(True for _ in module.parameters()) else ["it has no parameters to train"]
+
+
+@torch.no_grad()
+def _ends(module: nn.Module, input_shape: tuple[int, ...], span: tuple[float, float]) -> None:
+    """Refuse a model that raises on records of the smallest and the largest number; whatever it returns is clipped."""
+    module, low, high = copy.deepcopy(module), *(torch.full((1, *input_shape), end) for end in span)
+    mixed = torch.where(torch.arange(low.numel()).view_as(low) % 2 == 0, low, high)
+    for name, x in ((f"{span[0]:g}", low), (f"{span[1]:g}", high), (f"{span[0]:g} and {span[1]:g}", mixed)):
+        for training in (True, False):
+            try:
+                module.train(training)(x)
+            except Exception as error:
+                raise ConfigError(
+                    f"a record of the numbers {name}, which the data set's type allows, raises {type(error).__name__}: {error}; the server "
+                    "would see that a client with such a record stops: clamp codes, as dpcfl_net.training.sequences.Codes does"
+                ) from error
 
 
 @torch.no_grad()

@@ -382,6 +382,17 @@ def test_what_fails_is_named(make, words):
 
 
 MODEL = "from torch import nn\nimport numpy, torch\n"
+TABLE = """
+class Table(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.table, self.output = nn.Embedding(3, 4), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.output(self.table(CODES).mean(1))
+
+def build(input_shape, classes): return Table(classes)
+"""
 
 
 @pytest.mark.parametrize(
@@ -400,6 +411,7 @@ MODEL = "from torch import nn\nimport numpy, torch\n"
             "    return nn.Sequential(nn.Flatten(), nn.Linear(36, wide[0]), nn.ReLU(), nn.Linear(wide[0], classes))",
             "different parameters",
         ),
+        (TABLE.replace("CODES", "x.flatten(1).round().long()"), "raises IndexError"),
     ],
 )
 def test_a_model_is_tried_before_anything_starts(module, text, words):
@@ -408,6 +420,13 @@ def test_a_model_is_tried_before_anything_starts(module, text, words):
     (problem,) = problems(model={"name": "net:build"})
     assert words in problem
     assert "model.name is 'net:build'" in problem
+
+
+def test_a_model_that_clamps_its_codes_takes_every_record(module):
+    """Without the clamp a client with a rare code stopped, at the target epsilon."""
+    module("mine", data())
+    module("net", MODEL + TABLE.replace("CODES", "x.flatten(1).round().long().clamp(0, 2)"))
+    config.resolve(document(model={"name": "net:build"}))
 
 
 GOOD = (
@@ -422,7 +441,8 @@ def test_first_values_come_from_the_seed_alone(module):
     torch.manual_seed(1)
     assert np.array_equal(first, models.initial("net:build", (1, 6, 6), 3, 4))
     assert not np.array_equal(first, models.initial("net:build", (1, 6, 6), 3, 5))
-    images = SimpleNamespace(input_shape=(1, 6, 6), classes=3, task="classification")
+    records = np.zeros((2, 1, 6, 6), np.uint8)
+    images = SimpleNamespace(input_shape=(1, 6, 6), classes=3, task="classification", train_x=records, mean=0.0, std=1.0)
     assert model_template("net:build", images, 0).parameters == len(first) == 36 * 5 + 5 + 5 * 3 + 3
 
 
@@ -815,13 +835,15 @@ def test_an_own_model_of_any_engine_runs_and_is_checked_once(module, tmp_path, m
     module("net", text)
     checked = []
     monkeypatch.setattr(
-        model_check, "check", lambda *given, check=model_check.check: checked.append(given[1:]) or check(*given)
+        model_check,
+        "check",
+        lambda *given, check=model_check.check, **more: checked.append((*given[1:], more)) or check(*given, **more),
     )
     changes = {"model": {"name": "net:build"}, "rounds": 3, "algorithm": {"name": "dp-ifca", "clusters": 2}}
     resolved = config.resolve(document(**changes, local={"batch_size": 20, "lr": 0.1}))
     make_keys(tmp_path / "keys", 2)
     job = make_job(resolved, tmp_path / "keys")
-    assert checked == [((1, 6, 6), 3, True, 20)]
+    assert checked == [((1, 6, 6), 3, True, 20, {"span": (-2.0, 2.0)})]
     assert Engine.of(job.protocol).trainer.path == path
     state = simulate(job, tmp_path / "run")
     assert np.isfinite(np.asarray(state.models)).all()
