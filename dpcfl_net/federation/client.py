@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -204,24 +204,34 @@ class Client:
         Args:
             slot: Name of the slot.
             statistics: Maps the flat model input of a record, (1, d) float64, to its row, (1, m). It gets one record at a time, so
-                that a row cannot depend on other records.
-            bound: Each row is clipped to this L2 norm, the sensitivity of the sum. A row that is not finite is left out.
+                that a row cannot depend on other records, and first an empty record, from which m follows.
+            bound: Each row is clipped to this L2 norm, the sensitivity of the sum. A row that is not finite or has another shape is
+                left out, and so is a record on which `statistics` raises: the server would see that the client stops.
 
         Returns:
             The noisy sum, (m,) float32.
 
         Raises:
-            ValueError: If whole clients are protected, or a row has another shape.
+            ValueError: If whole clients are protected, or the row of an empty record has another shape.
         """
         self._only_for("sample", "noisy_sum", "me.noisy_update")
-        total: Any = 0.0
-        for row in range(len(self._data)):
-            found = statistics(self._data.batch(np.array([row]), 1)[0].flatten(1).double().numpy())
-            if found.shape[:-1] != (1,):
-                raise ValueError(f"statistics must map a record, (1, d), to one row, (1, m), got the shape {found.shape}")
-            norms = np.linalg.norm(found, axis=1, keepdims=True)
-            clipped = found * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
-            total = total + np.where(np.isfinite(norms), clipped, 0.0).sum(axis=0)
+
+        def row_of(rows: Sequence[int]) -> np.ndarray:
+            return statistics(self._data.batch(np.array(rows, np.int64), 1)[0].flatten(1).double().numpy())
+
+        empty = row_of([])
+        if empty.shape[:-1] != (1,):
+            raise ValueError(f"statistics must map a record, (1, d), to one row, (1, m), got the shape {empty.shape}")
+        total = np.zeros(empty.shape[1])
+        for record in range(len(self._data)):
+            try:
+                found = row_of([record])
+                norms = np.linalg.norm(found, axis=1, keepdims=True)
+                clipped = found * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+            except Exception:
+                continue
+            if found.shape == empty.shape:
+                total += np.where(np.isfinite(norms), clipped, 0.0)[0]
         return self._noisy(slot, total, bound, vector=True).astype(np.float32)
 
     def masked_update(self, slot: str, contribute: Callable[[], np.ndarray]) -> np.ndarray:
