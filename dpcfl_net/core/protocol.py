@@ -108,6 +108,15 @@ class Protocol(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _check_error_feedback(self) -> Protocol:
+        if self.communication.up.error_feedback and self.privacy.trust == "trusted-server":
+            raise ValueError(
+                "communication.up.error_feedback must be false with trust trusted-server: what a client kept of a raw update would tell in "
+                "which samples it was before"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_secure_aggregation(self) -> Protocol:
         secure = self.privacy.secure
         if (self.privacy.secure_aggregation is not None) != secure:

@@ -10,10 +10,12 @@ import time
 import numpy as np
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from pydantic import ValidationError
 
 from dpcfl_net.adversaries.malicious_steps import make
 from dpcfl_net.attacks.updates import read_updates
 from dpcfl_net.core.frozen import canonical, digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.signed_settings import Communication
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, State, Task
@@ -322,6 +324,15 @@ def test_settings_that_make_no_sense_are_refused_by_name(changes, said):
     with pytest.raises(config.ConfigError) as caught:
         config.resolve({**SMALL, **changes})
     assert any(said in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_no_signature_makes_a_residual_of_raw_updates_valid(tmp_path):
+    """Workers served such a job: with samples of fixed size, what a client sends would tell in which samples it was before."""
+    rr = {"algorithm": RR, "privacy": {**CLIENT_LEVEL["privacy"], "adjacency": "replace-one"}}
+    document = made(tmp_path, data=FEW, **rr).protocol.model_dump()
+    document["communication"] = {"down": "float32", "up": FEEDBACK}
+    with pytest.raises(ValidationError, match=r"communication\.up\.error_feedback must be false with trust trusted-server"):
+        Protocol.model_validate(document)
 
 
 def test_the_short_and_the_long_form_are_one_setting(tmp_path):
