@@ -16,6 +16,7 @@ from dpcfl_net.core.tensors import describe, finite
 from dpcfl_net.core.types import Answer, Release, Task
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.claim import unprotected
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec
@@ -25,7 +26,7 @@ from dpcfl_net.federation.secure.stages import MASKING, STAGES
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.slots import DPSGDSlot
+from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
 from dpcfl_net.transport.messages import match_template, resolve
@@ -68,7 +69,8 @@ class ClientHost:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
         self._steps, self._encoding = client_steps(algorithm), MessageEncoding(algorithm)
-        self._plan = algorithm.plan(entry)
+        self._plan, central = algorithm.plan(entry), algorithm.central_plan()
+        self._samples = set() if unprotected(central) else {slot.sampling for slot in central if isinstance(slot, CentralSlot)}
         self._rooms: dict[DPSGDSlot, int] = {}
         self._open_data, self._make_engine = open_data, engine
         self._data: dict[str, Any] = {}
@@ -168,6 +170,18 @@ class ClientHost:
         if model.dtype != np.float32 or model.shape != (p,):
             raise Refused("template", f'me.state["model"] is {model.dtype} {model.shape}: must be float32 ({p},)')
 
+    def _check_stateless(self, state: dict[str, Any]) -> None:
+        """Raise Refused for a state that samples of fixed size do not hide: what a client sends would depend on earlier samples.
+
+        An algorithm with `Capabilities.holds_state` cannot have such samples, so only one that does not declare its state gets here.
+        """
+        if state and self.protocol.privacy.trust == "trusted-server" and "fixed" in self._samples:
+            raise Refused(
+                "state",
+                "me.state is kept, and what the client sends may depend on the samples in which it was before, which samples of fixed size "
+                "do not hide: capabilities_for must set holds_state=True, which needs Poisson samples",
+            )
+
     def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
         step = self._steps[task.kind]
         secure, state = split_state(state)
@@ -190,6 +204,7 @@ class ClientHost:
                 release = _finite(release)
             release, residuals = self._encoding.encode_release(step, self.client, release, residuals)
         self._check_personal(me.state.get("model"))
+        self._check_stateless(me.state)
         if masking is not None:
             secure = masking.state
         return release, {**me.state, **residuals, **secure} if residuals or secure else me.state, me.ran

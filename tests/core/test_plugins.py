@@ -600,6 +600,12 @@ class Everyone(DPFedAvg):
         me.stream(self.train, lambda client, release: clipped.add(client, [(0, release["update"])]), tasks)
         return Release(sum=me.noisy_total("round", "sums", clipped)[0][0])
 
+class Stateful(DPFedAvg):
+    def update(self, me, slot, model):
+        update = super().update(me, slot, model)
+        me.state["last"] = update + me.state.get("last", np.float32(0))
+        return me.state["last"]
+
 class Population(DPFedAvg):
     def central_plan(self):
         return [CentralSlot("round", "fixed", 4, 100)] * self.protocol.rounds
@@ -667,6 +673,15 @@ def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_p
     module("own_claims", CLAIMS)
     with pytest.raises(dpcfl.RunFailed, match=words):
         dpcfl.run(claims(name), tmp_path / "runs", federation, progress=False)
+
+
+def test_a_state_that_is_not_declared_is_refused_with_samples_of_fixed_size(module, tmp_path):
+    """What a client sent depended on the samples in which it was before, and the statement claimed the target epsilon."""
+    module("own_claims", CLAIMS)
+    with pytest.raises(Refused, match="capabilities_for must set holds_state=True, which needs Poisson samples"):
+        dpcfl.run(claims("Stateful", adjacency="replace-one"), tmp_path / "runs", "in-process", progress=False)
+    poisson = dpcfl.run(claims("Stateful"), tmp_path / "runs", "in-process", progress=False)
+    assert (poisson.state, poisson.privacy.epsilon) == ("finished", 5)
 
 
 def test_a_sum_with_a_client_outside_the_sample_is_refused(module, tmp_path):
