@@ -20,10 +20,13 @@ class Policy:
         max_epsilon: Largest epsilon. None: `SANE_EPSILON`, and jobs that declare that they have no epsilon are accepted; with a
             number they are refused.
         max_delta: Largest delta. None: 1 / N, N the client's records (or the number of clients if the unit is a client).
+        protected_only: Refuse jobs whose server receives anything without protection: with a trusted server, whose epsilon does not
+            protect against it, or with releases that the job declares to have no guarantee.
     """
 
     max_epsilon: float | None = None
     max_delta: float | None = None
+    protected_only: bool = False
 
 
 USUAL_POLICY = Policy()

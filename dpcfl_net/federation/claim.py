@@ -170,6 +170,13 @@ def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
         Refused: "policy", naming the option that would change it.
     """
     privacy, by_client = protocol.privacy, protocol.privacy.unit == "client"
+    if policy.protected_only and (protocol.unprotected or privacy.trust == "trusted-server"):
+        raw = (
+            protocol.unprotected[0]
+            if protocol.unprotected
+            else "privacy.trust is 'trusted-server', and the server gets raw updates"
+        )
+        raise Refused("policy", f"this worker serves only jobs that protect it against the server (protected_only), and {raw}")
     epsilon = protocol.epsilon_of(protocol.client(client))
     count = len(protocol.roster) if by_client else protocol.client(client).records
     most = 1 / count if policy.max_delta is None else policy.max_delta

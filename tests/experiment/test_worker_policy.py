@@ -133,12 +133,35 @@ def test_a_job_without_a_promise_is_served_only_where_no_number_was_asked_for(ke
     assert "no finite epsilon (cluster index unprotected" in refusal(job, tmp_path, Policy(max_epsilon=50))[1]
 
 
-def test_the_command_line_takes_the_policy(keys, tmp_path):
-    job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "said"),
+    [
+        ({"name": "dp-fedavg", "sampling_rate": 0.5}, TRUSTED, "privacy.trust is 'trusted-server', and the server gets raw updates"),
+        ({"name": "f-cdpfl", "clusters": 2}, {"epsilon": 5, "delta": 1e-3}, "cluster index unprotected"),
+    ],
+)  # fmt: skip
+def test_a_worker_may_serve_only_jobs_that_protect_it_against_the_server(keys, tmp_path, algorithm, privacy, said):
+    """A limit on epsilon accepts a job whose epsilon holds for those who see what a trusted server publishes."""
+    job, own = job_of(keys, algorithm, {**privacy, "delta": 1e-3}), Policy(protected_only=True)
+    code, reason = refusal(job, tmp_path, own)
+    assert (code, said in reason) == ("policy", True), reason
+    sound = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    make_host(sound, 0, tmp_path / "sound", terms=Terms(own), durable=False).close()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--max-epsilon", 2], "the job's epsilon is 8, this worker serves at most 2 (max_epsilon)"),
+        (["--protected-only"], "the server gets raw updates"),
+    ],
+)
+def test_the_command_line_takes_the_policy(keys, tmp_path, option, said):
+    job = job_of(keys, {"name": "dp-fedavg", "sampling_rate": 0.5}, TRUSTED)
     write_job(job, tmp_path / "job", keys)
     done = dpcfl(
         "worker", tmp_path / "job", "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", keys,
-        "--operator-key", tmp_path / "job/operator.pub", "--ledgers", tmp_path / "ledgers", "--max-epsilon", 2,
+        "--operator-key", tmp_path / "job/operator.pub", "--ledgers", tmp_path / "ledgers", *option,
     )  # fmt: skip
     assert done.returncode == 3
-    assert "the job's epsilon is 5, this worker serves at most 2 (max_epsilon)" in done.stderr
+    assert said in done.stderr

@@ -128,6 +128,13 @@ def worker(
         float | None,
         typer.Option(callback=delta, help="refuse jobs above this delta (default: 1 / number of records of this client)"),
     ] = None,
+    protected_only: Annotated[
+        bool,
+        typer.Option(
+            "--protected-only",
+            help="refuse jobs whose server receives raw updates (privacy.trust trusted-server) or releases without a guarantee",
+        ),
+    ] = False,
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     orphan_timeout: Annotated[
         float, typer.Option(callback=seconds, help="exit after this many seconds without a coordinator")
@@ -146,7 +153,7 @@ def worker(
     from dpcfl_net.runtime.worker import run_worker
     from dpcfl_net.training.devices import Device
 
-    terms = Terms(Policy(max_epsilon, max_delta), book, budget(budget_epsilon, budget_delta))
+    terms = Terms(Policy(max_epsilon, max_delta, protected_only), book, budget(budget_epsilon, budget_delta))
     key = read_operator_key(operator_key)
     log_to_stderr()
     run_worker(
