@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import closing
 
@@ -19,6 +20,7 @@ from dpcfl_net.federation import client_host
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.runtime import client_hosts
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import client_key, make_keys
@@ -191,6 +193,35 @@ def test_answers_on_neighbouring_data_differ_in_noisy_values_only(case, tmp_path
         assert found[0.1, huge][1] != found[0.1, None][1]  # the record was read
     said = [record.getMessage() for record in caplog.records]
     assert said == said[: len(said) // len(found)] * len(found)
+
+
+def deviation(slot, entry, local):
+    """Deviation of the noise in a coordinate of what a slot releases, from the event that the accountant counts."""
+    z = entry.noise_multiplier
+    if isinstance(slot, DPSGDSlot):
+        return local.lr * z * local.clip * math.sqrt(slot.steps) / (slot.rate * entry.records)
+    bound = {"centres": math.sqrt(2), "lloyd": math.sqrt(2), "update": local.clip}.get(slot.name, 1.0)
+    return slot.ratio * z * bound
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["global", "allocation", "full batches", "epsilon by client", "dp-ifca", "r-dpcfl", "feddp-kmeans", "em-fdro, clients"],
+)
+def test_without_its_records_a_client_releases_the_noise_that_epsilon_counts(case, tmp_path, with_change):
+    """False alarms below 1e-7."""
+    job = job_for(tmp_path, case)
+    with_change(gone, True)
+    entry, slots = job.protocol.client(WHO), {slot.name: slot for slot in job.algorithm.plan(job.protocol.client(WHO))}
+    checked = set()
+    with closing(client_hosts.make_host(job, WHO, tmp_path / "ledgers", durable=False)) as host:
+        for task in tasks_for(host, 0.0):
+            vectors = [array for array in unpack(host.answer(task).release).values() if array.size > 1]
+            for vector, name in zip(vectors, client_steps(job.algorithm)[task.kind].charges[-1:], strict=bool(vectors)):
+                expected = deviation(slots[name], entry, job.protocol.local)
+                assert abs(vector.std() / expected - 1) < 5.4 / math.sqrt(2 * vector.size), (task.kind, vector.std(), expected)
+                checked.add(name)
+    assert checked == slots.keys() - {"select", "loss"}
 
 
 def test_an_answer_that_cannot_be_sent_is_seen(tmp_path, with_change, monkeypatch):
