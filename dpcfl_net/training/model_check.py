@@ -144,18 +144,24 @@ def _parameters(module: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def _ends(module: nn.Module, input_shape: tuple[int, ...], span: tuple[float, float]) -> None:
-    """Refuse a model that raises on records of the smallest and the largest number; whatever it returns is clipped."""
-    module, low, high = copy.deepcopy(module), *(torch.full((1, *input_shape), end) for end in span)
+    """Refuse a model that raises on records of the smallest and the largest number; whatever it returns is clipped.
+
+    A server may send weights that overflow: an error on what is not finite would tell it which client has such a record.
+    """
+    module, (low, high) = copy.deepcopy(module), (torch.full((1, *input_shape), end) for end in span)
     mixed = torch.where(torch.arange(low.numel()).view_as(low) % 2 == 0, low, high)
-    for name, x in ((f"{span[0]:g}", low), (f"{span[1]:g}", high), (f"{span[0]:g} and {span[1]:g}", mixed)):
-        for training in (True, False):
-            try:
-                module.train(training)(x)
-            except Exception as error:
-                raise ConfigError(
-                    f"a record of the numbers {name}, which the data set's type allows, raises {type(error).__name__}: {error}; the server "
-                    "would see that a client with such a record stops: clamp codes, as dpcfl_net.training.sequences.Codes does"
-                ) from error
+    for weights, scale in (("", 1.0), (" with weights of 1e30", 1e30)):
+        fill(list(module.parameters()), scale * synthetic.parameters(module))
+        for numbers, x in ((f"{span[0]:g}", low), (f"{span[1]:g}", high), (f"{span[0]:g} and {span[1]:g}", mixed)):
+            for training in (True, False):
+                try:
+                    module.train(training)(x)
+                except Exception as error:
+                    raise ConfigError(
+                        f"a record of the numbers {numbers}, which the data set's type allows, raises{weights} {type(error).__name__}: "
+                        f"{error}; the server would see that a client with such a record stops: clamp codes, as "
+                        "dpcfl_net.training.sequences.Codes does, and let numbers that are not finite pass"
+                    ) from error
 
 
 @torch.no_grad()

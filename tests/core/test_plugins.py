@@ -382,6 +382,20 @@ def test_what_fails_is_named(make, words):
 
 
 MODEL = "from torch import nn\nimport numpy, torch\n"
+STRICT = """
+class Strict(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.output = nn.Linear(36, classes)
+
+    def forward(self, x):
+        logits = self.output(x.flatten(1)) ** 2
+        if not logits.isfinite().all():
+            raise FloatingPointError("these logits are not finite")
+        return logits
+
+def build(input_shape, classes): return Strict(classes)
+"""
 TABLE = """
 class Table(nn.Module):
     def __init__(self, classes):
@@ -412,6 +426,7 @@ def build(input_shape, classes): return Table(classes)
             "different parameters",
         ),
         (TABLE.replace("CODES", "x.flatten(1).round().long()"), "raises IndexError"),
+        (STRICT, "raises with weights of 1e30 FloatingPointError"),
     ],
 )
 def test_a_model_is_tried_before_anything_starts(module, text, words):
