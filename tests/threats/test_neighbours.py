@@ -65,6 +65,7 @@ CASES = {  # case: algorithm, privacy, and other changes
 }  # fmt: skip
 SECURE = {
     "records": ({"name": "global"}, SAMPLE),
+    "both": ({"name": "r-dpcfl", "clusters": 1, "secure_from": 3}, SAMPLE),
     "secret coins": ({"name": "dp-fedavg", "sampling_rate": 0.5}, CLIENT),
     "clusters": ({"name": "rr-cluster", "base": "fesem", "guarantee": "expected", "clusters": 2, "min_cluster_size": 2,
                   "sampling_rate": 0.5}, CLIENT),
