@@ -194,9 +194,13 @@ def on_client(
         charges: Names of the plan's slots that one task fills.
         takes: Tensors that the server sends.
         gives: Tensors of the release.
+
+    Raises:
+        ValueError: If no slot is named: nothing would pay for the release, or bound how often it is asked for.
     """
 
     def mark(method: Method) -> Method:
+        _require_slots("client step", method.__name__, charges)
         method.client_step = ClientStep(method.__name__, tuple(charges), dict(takes), dict(gives))  # type: ignore[attr-defined]
         return method
 
@@ -209,13 +213,25 @@ def on_central_server(*, charges: list[str], clients_in: str = "") -> Callable[[
     Args:
         charges: Names of the central plan's slots that one round fills.
         clients_in: Tensor of the step with the ids of the clients that are charged, if `charges` are participations.
+
+    Raises:
+        ValueError: If no slot is named, as for `on_client`.
     """
 
     def mark(method: Method) -> Method:
+        _require_slots("central step", method.__name__, charges)
         method.central_step = ClientStep(method.__name__, tuple(charges), {}, {}, clients_in)  # type: ignore[attr-defined]
         return method
 
     return mark
+
+
+def _require_slots(what: str, name: str, charges: list[str]) -> None:
+    """ValueError for a step that charges nothing."""
+    if not charges:
+        raise ValueError(
+            f"charges of {what} {name!r} is []: must name at least one slot of the plan, which pays for the release"
+        )
 
 
 def full_epochs(local: LocalTraining, client: ClientEntry) -> tuple[float, int, Literal["poisson", "allocation"]]:

@@ -18,7 +18,9 @@ from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key
+from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
@@ -113,9 +115,23 @@ def plan_problem(algorithm: ClientSide) -> str | None:
                 return f"{named}, which protects a {slot.units[0]}: privacy.unit must be {slot.units[0]!r}, got {unit!r}"
             if isinstance(slot, CentralSlot) and slot.population != clients:
                 return f"{named} over a population of {slot.population}: must be the number of clients, {clients}"
-        return None
+        return _beside_masks(algorithm)
 
     return once(protocol, ("plan problem", type(algorithm)), found)
+
+
+def _beside_masks(algorithm: ClientSide) -> str | None:
+    """Find a tensor beside the masked words of a whole client, whose raw methods compute inside the sum: only the sum protects it."""
+    if (algorithm.protocol.privacy.unit, algorithm.protocol.privacy.secure) != ("client", True):
+        return None
+    for step in client_steps(algorithm).values():
+        beside = [name for name, spec in step.gives.items() if spec.dtype != MASKED.dtype]
+        if MASKING.keys() <= step.takes.keys() and beside:
+            return (
+                f"client step {step.kind!r} of {algorithm.protocol.algorithm} gives {beside[0]!r} beside masked words: must give masked words "
+                "alone with privacy.unit 'client', whose clients are protected by the sum"
+            )
+    return None
 
 
 def protected(plan: list[Slot]) -> list[Slot]:

@@ -32,6 +32,7 @@ from dpcfl_net.federation.engine import Engine
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training import model_check, models
 from dpcfl_net.training.dpsgd import Trainer
+from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -587,12 +588,13 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
 CLAIMS = """
 from dataclasses import replace
 import numpy as np
-from dpcfl_net.algorithms.base import on_central_server
+from dpcfl_net.algorithms.base import INDEX, MODEL, on_central_server, on_client
 from dpcfl_net.algorithms.dp_fedavg import DPFedAvg
 from dpcfl_net.algorithms.em_fdro import EMFDRO
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.asynchronous import Participation
+from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.privacy.slots import CentralSlot, GaussianSlot, SelectionSlot
 
 class Outside(DPFedAvg):
@@ -606,6 +608,11 @@ class Submitted(DPFedAvg):
             fed.submit(Participation(client, t, "train", {"model": state.models[0]}))
         updates = [fed.next_outcome().release["update"] for _ in fed.clients]
         return State(state.models + np.mean(updates, axis=0), state.assignment)
+
+class Beside(DPFedAvg):
+    @on_client(charges=["masked"], takes={**MASKING, "model": MODEL}, gives={"masked": MASKED, "last": INDEX})
+    def masked_update(self, me, model):
+        return Release(masked=super().masked_update(me, model).tensors["masked"], last=me.state["label"])
 
 class Everyone(DPFedAvg):
     @on_central_server(charges=["round"])
@@ -688,6 +695,32 @@ def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_p
     module("own_claims", CLAIMS)
     with pytest.raises(dpcfl.RunFailed, match=words):
         dpcfl.run(claims(name), tmp_path / "runs", federation, progress=False)
+
+
+def test_a_step_that_charges_nothing_is_no_step(module, tmp_path):
+    """Its raw mean of all updates was published, with an empty ledger and the target epsilon in the statement."""
+    free = """
+class Free(DPFedAvg):
+    @on_central_server(charges=[])
+    def mean(self, me, model):
+        found = me.call(self.train, {client: {"model": model} for client in self.clients})
+        return Release(sum=np.mean([*found.column("update").values()], axis=0))
+"""
+    module("own_claims", CLAIMS + free)
+    with pytest.raises(ConfigError, match=r"charges of central step 'mean' is \[\]: must name at least one slot of the plan"):
+        config.resolve(claims("Free"))
+
+
+def test_nothing_stands_beside_the_masked_words_of_a_whole_client(module, tmp_path):
+    """What its step computed inside the sum could leave beside it, at the target epsilon."""
+    module("own_claims", CLAIMS)
+    make_keys(tmp_path / "keys", 8)
+    make_identities(tmp_path / "keys", range(8))
+    document = claims("Beside", trust="secure-aggregation", delta=0.1)
+    document["algorithm"]["sampling_rate"] = 0.5
+    document |= {"local": {**document.get("local", {}), "deadline_s": 0.5}}
+    with pytest.raises(ConfigError, match="client step 'masked_update' of own_claims:Beside gives 'last' beside masked words"):
+        make_job(config.resolve(document), tmp_path / "keys")
 
 
 def test_a_state_that_is_not_declared_is_refused_with_samples_of_fixed_size(module, tmp_path):
