@@ -171,8 +171,10 @@ class Plot {
     for (const [at, label] of axis.ticks()) {
       const pixel = axis.zoomed(axis.start + ((at - axis.low) / (axis.high - axis.low)) * (axis.end - axis.start));
       if (stroke) make("path", { d: across ? `M${pixel} ${roof}V${floor}` : `M${left} ${pixel}H${right}`, stroke, fill: "none" }, group);
-      const place = across ? { x: pixel, y: floor + 16, "text-anchor": "middle" } : { x: left - 6, y: pixel + 4, "text-anchor": "end" };
-      make("text", { ...place, "font-size": 12 }, group).textContent = label.replaceAll("<br>", " ");
+      const lines = label.split("<br>"), up = across ? 0 : 7.5 * (lines.length - 1);
+      const place = across ? { x: pixel, y: floor + 16, "text-anchor": "middle" } : { x: left - 6, y: pixel + 4 - up, "text-anchor": "end" };
+      const words = make("text", { ...place, "font-size": 12 }, group);
+      lines.forEach((line, k) => { make("tspan", { x: place.x, dy: k ? 15 : 0 }, words).textContent = line; });
     }
   }
   toggle(entry) {

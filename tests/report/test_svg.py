@@ -11,6 +11,7 @@ from run_folder import write_run
 
 from dpcfl_net.report.figures import axis, spec
 from dpcfl_net.report.page import run_figures
+from dpcfl_net.report.svg import text
 from dpcfl_net.report.svg.draw import check, draw
 from dpcfl_net.results.run_view import read_run
 
@@ -100,6 +101,31 @@ def test_labels_are_thinned_out_until_they_have_room() -> None:
     shown = ticks(drawn([line(x=names, y=list(range(30)))], xaxis=axis("x", type="category")), "x")
     assert 1 <= len(shown) <= 5
     assert set(shown) <= set(names)
+
+
+def test_long_labels_have_several_lines_within_the_figure() -> None:
+    long = (
+        "r-dpcfl, clients [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5], shift label-permutation, a_name_without_any_space" + 30 * "_x"
+    )
+    data = [{"type": "bar", "orientation": "h", "name": long, "x": [k], "y": [f"{long} {k}"]} for k in (1, 2)]
+    svg = drawn(data, yaxis=axis("", type="category"))
+    for place in (".//{0}g[@class='entry']/{0}text", ".//{0}g[@class='ticks y']/{0}text"):
+        labels = [[span.text or "" for span in label.iter(f"{SVG}tspan")] for label in svg.findall(place.format(SVG))]
+        assert len(labels) == 2
+        for label, lines in zip(svg.findall(place.format(SVG)), labels, strict=True):
+            assert "".join(lines).replace(" ", "").startswith(long.replace(" ", ""))
+            left = float(label.attrib["x"])
+            ends = [
+                left - text.width(line) if label.attrib["text-anchor"] == "end" else left + text.width(line) for line in lines
+            ]
+            assert all(0 <= end <= 500 for end in ends)
+    rows = sorted(float(label.attrib["y"]) for label in svg.findall(f".//{SVG}g[@class='ticks y']/{SVG}text"))
+    assert rows[1] - rows[0] >= 15 * len(labels[0])
+
+
+def test_a_narrow_axis_has_at_least_two_ticks() -> None:
+    svg = ElementTree.fromstring(draw(spec([line(x=[15, 75], y=[1, 2])], 300, xaxis=axis("x"), yaxis=axis("y")), 220))
+    assert len(ticks(svg, "x")) >= 2
 
 
 def test_rounds_have_whole_ticks() -> None:

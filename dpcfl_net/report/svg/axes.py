@@ -27,6 +27,7 @@ class Axis:
         start: Pixel of `low`.
         end: Pixel of `high`.
         whole: True if all its numbers are whole, so that ticks are too.
+        room: Pixels for the label of a category; longer ones have several lines.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Axis:
     start: float = 0.0
     end: float = 1.0
     whole: bool = False
+    room: float = math.inf
     _index: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -88,14 +90,16 @@ class Axis:
             pairs = zip(map(self.coordinate, values), self.layout.get("ticktext") or usual, strict=True)
             return sorted((c, str(label)) for c, label in pairs if c is not None)
         if self.categories is not None:
-            return [(float(index), label) for index, label in enumerate(self.categories)]
+            return [(float(index), text.wrapped(label, self.room)) for index, label in enumerate(self.categories)]
         if self.log:
             return self._powers()
         count = self.layout.get("nticks") or max(2, round(room / APART[self.name[0]]))
-        step = nice((self.high - self.low) / count)
-        if self.whole or "dtick" in self.layout:
-            step = max(step, 1.0)
-        at = [step * k for k in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+        least = 1.0 if self.whole or "dtick" in self.layout else 0.0
+        for many in (count, 2 * count, 4 * count):  # a step that is rounded up may leave one tick, which gives no scale
+            step = max(least, nice((self.high - self.low) / many))
+            at = [step * k for k in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+            if len(at) > 1:
+                break
         return [(c, text.formatted(c, style) if style else text.label(c, step)) for c in at]
 
     def _powers(self) -> list[tuple[float, str]]:
@@ -103,6 +107,13 @@ class Axis:
         if self.high - self.low >= 2:
             return [(float(k), text.power(k)) for k in exponents]
         return [(math.log10(m * 10.0**k), f"{m * 10.0**k:.3g}") for k in exponents for m in (1, 2, 5)]
+
+    def wrap(self, room: float) -> float:
+        """Limit the labels of categories to some pixels, and return the pixels of height that their further lines need."""
+        labels = self.categories or ()
+        self.room = room
+        further = [len(text.lines(text.wrapped(label, room))) - len(text.lines(label)) for label in labels]
+        return text.LEADING * text.SIZE * max(further, default=0) * len(labels)
 
     def fit(self, extents: Iterable[tuple[float, float]], *, padded: bool) -> None:
         """Choose the range: the layout's, or one that holds the given coordinates."""

@@ -155,7 +155,9 @@ class Drawing:
         titles = {side: bool(self._settings(side).get("title", {}).get("text")) for side in "xy"}
         self.bottom = 0.0 if bare else 24.0 + 18.0 * titles["x"]
         self.top = self.legend.height + (0.0 if bare else 10.0) + self.layout.get("margin", {}).get("t", 0)
+        most = 0.45 * self.width
         height = self.width / spec["aspect"] if "aspect" in spec else spec["height"] + max(0.0, self.legend.height - 24)
+        height += sum(axis.wrap(most) for axis in self.axes.values() if axis.name[0] == "y" and axis.shown)
         self._down(self.top, height - self.bottom)
         labels = [
             line
@@ -164,7 +166,6 @@ class Drawing:
             for _, t in axis.ticks()
             for line in text.lines(t)
         ]
-        most = 0.45 * self.width
         self.left = 0.0 if bare else 4 + min(most, max(map(text.width, labels), default=0)) + 6 + 18 * titles["y"]
         self.right = self.width - (0.0 if bare else 14.0)
         for axis in self.axes.values():
@@ -208,7 +209,7 @@ class Drawing:
             else:
                 rules = "".join(f"M{left:.1f} {p:.1f}h{wide:.1f}" for p in at)
                 labels = [
-                    words(left - 6, p + 4 - 7.5 * (len(text.lines(label)) - 1), label, anchor="end")
+                    words(left - 6, p + 4 - text.LEADING * text.SIZE / 2 * (len(text.lines(label)) - 1), label, anchor="end")
                     for p, (_, label) in zip(at, ticks, strict=True)
                 ]
             line = (

@@ -24,19 +24,21 @@ class Legend:
     def __init__(self, traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], width: float) -> None:
         self._entries: list[tuple[str, Mapping[str, Any], list[int], float, float]] = []
         named = [(i, t) for i, t in enumerate(traces) if t.get("name") and t.get("showlegend", True) and t["type"] != "heatmap"]
-        left, top = 0.0, 0.0
+        left, top, high = 0.0, 0.0, ROW
         for index, trace in named if len(named) > 1 and layout.get("showlegend", True) else ():
-            label = " ".join(text.lines(str(trace["name"])))
+            label = text.wrapped(str(trace["name"]).replace("<br>", " "), width - SWATCH)
+            rows = text.lines(label)
             group = trace.get("legendgroup")
             own = [
                 i for i, other in enumerate(traces) if i == index or (group is not None and other.get("legendgroup") == group)
             ]
-            need = SWATCH + text.width(label) + APART
+            need = SWATCH + max(map(text.width, rows))
             if left and left + need > width:
-                left, top = 0.0, top + ROW
+                left, top = 0.0, top + high
+                high = ROW
             self._entries.append((label, trace, own, left, top))
-            left += need
-        self.height = top + ROW + 4 if self._entries else 0.0
+            left, high = left + need + APART, max(high, ROW + text.LEADING * text.SIZE * (len(rows) - 1))
+        self.height = top + high + 4 if self._entries else 0.0
 
     def draw(self, paint: Paint) -> list[str]:
         """Return a group per entry; `data-own` are its traces."""
