@@ -10,7 +10,6 @@ from dpcfl_net.report.figures import (
     COLOURS,
     DASHES,
     MANY,
-    SYMBOLS,
     Figure,
     axis,
     colour,
@@ -21,6 +20,7 @@ from dpcfl_net.report.figures import (
     round_line,
     sample,
     spec,
+    symbol,
     true_name,
 )
 from dpcfl_net.results.number_format import number, plain, tiny
@@ -56,7 +56,7 @@ def first_round(view: RunView) -> Figure:
                 "marker": {
                     "size": 10,
                     "color": colour(shades[kind]),
-                    "symbol": SYMBOLS[shades[kind] % len(SYMBOLS)],
+                    "symbol": symbol(shades[kind]),
                     "line": {"color": "@surface", "width": 1},
                 },
             }
@@ -196,7 +196,7 @@ def labels(view: RunView) -> Figure:
                     rounds,
                     values,
                     {"color": colour(index), "width": 2, "dash": DASHES[index % len(DASHES)]},
-                    SYMBOLS[index % len(SYMBOLS)],
+                    symbol(index),
                 )
             )
     caption = (

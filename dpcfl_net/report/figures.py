@@ -51,6 +51,11 @@ def colour(index: int) -> str:
     return f"@c{index % COLOURS}"
 
 
+def symbol(index: int) -> str:
+    """Return the marker of a cluster: no two of the first 64 share colour and marker."""
+    return SYMBOLS[(index + index // COLOURS) % len(SYMBOLS)]
+
+
 def colour_indices(view: RunView) -> dict[int, int]:
     """Return the colour index of each true cluster."""
     return {cluster: index for index, cluster in enumerate(sizes(view.true_clusters))}
@@ -130,7 +135,7 @@ def accuracy(view: RunView) -> Figure:
     for index in range(clusters if view.true_clusters or clusters > 1 else 0):  # one of all clients repeats the mean
         values = [percentage(row[index]) if index < len(row) else None for row in by_cluster]
         style = {"color": colour(index), "width": 2, "dash": DASHES[index // COLOURS % len(DASHES)]}
-        data.append(round_line(true_name(view, index), rounds, values, style, SYMBOLS[index % len(SYMBOLS)]))
+        data.append(round_line(true_name(view, index), rounds, values, style, symbol(index)))
     central = [CENTRAL_LINE] if any(number(line.get(CENTRAL_LINE[1])) is not None for line in lines) else []
     for name, key, dash in (*MEAN_AND_WORST, *central):
         values = [percentage(number(line.get(key))) for line in lines]

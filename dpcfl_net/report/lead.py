@@ -35,7 +35,8 @@ def result_line(view: RunView) -> str:
     said = unmeasured if reached is None else percent(reached)
     parts = [f"{spelt(view.algorithm)}: {said} {epsilon}", *_clusters(view)]
     if view.state != "finished":
-        parts.append(f"{view.state} after {max([whole(view.run.get('rounds_done')) or 0, *view.served])} rounds")
+        done = max([whole(view.run.get("rounds_done")) or 0, *view.served])
+        parts.append(f"{view.state} after {done} round{'' if done == 1 else 's'}")
     return ", ".join(parts)
 
 

@@ -28,6 +28,7 @@ from dpcfl_net.results.run_files import JsonLine, mapping, whole
 from dpcfl_net.results.run_view import RunView, read_run
 
 Pair = tuple[str, str]
+MOST_WARNINGS, LONGEST_WARNING = 20, 500  # shown, and letters of one
 WIDE = ("accuracy", "assignments", "timeline", "client-time")  # figures over the whole width
 
 
@@ -98,6 +99,8 @@ def render(view: RunView, alone: Mapping[int, float] | None = None, served: Serv
         statement=statement(privacy or None),
         facts=privacy_facts(privacy),
         key_figures=key_figures(view),
+        most_warnings=MOST_WARNINGS,
+        longest_warning=LONGEST_WARNING,
         views=two_views(view),
         times=[(table, numeric_columns(table)) for table in time_tables(view)],
         settings=settings(view),

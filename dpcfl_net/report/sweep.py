@@ -10,7 +10,7 @@ from typing import Any
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import SweepFolder
-from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
+from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec, symbol
 from dpcfl_net.report.overlay import by_round, over_time
 from dpcfl_net.report.pages import study
 from dpcfl_net.report.served import Served
@@ -244,7 +244,7 @@ def _line(key: str, name: str, rows: Sequence[Row], index: int) -> list[dict[str
             "mode": "markers",
             "x": [x for x, values, _ in points for _ in values],
             "y": [value for _, values, _ in points for value in values],
-            "marker": {"color": shade, "size": 5, "opacity": 0.6, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            "marker": {"color": shade, "size": 5, "opacity": 0.6, "symbol": symbol(index)},
         },
         {
             "type": "scatter",
@@ -254,7 +254,7 @@ def _line(key: str, name: str, rows: Sequence[Row], index: int) -> list[dict[str
             "x": at,
             "y": means,
             "line": {"color": shade, "width": 2, "dash": dash},
-            "marker": {"color": shade, "size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            "marker": {"color": shade, "size": 8, "symbol": symbol(index)},
             "hovertemplate": f"{label}, epsilon %{{x}}: %{{y:.1f}} %<extra></extra>",
         },
     ]  # fmt: skip

@@ -34,7 +34,9 @@ def timeline(view: RunView) -> Figure:
     ]
     everyone = len({span["who"] for span in spans if span["round"] in rounds})
     part = f", {len(rows)} of {everyone} processes" if len(rows) < everyone else ""
-    caption = f"Rounds {min(rounds)} to {max(rounds)}{part}. Seconds since the first of them began{', virtual time' if view.virtual else ''}."
+    first, last = min(rounds), max(rounds)
+    span = f"Round {last}" if first == last else f"Rounds {first} to {last}"
+    caption = f"{span}{part}. Seconds since the first of them began{', virtual time' if view.virtual else ''}."
     if any(span["what"] == "receive" for span in shown):
         caption += " Blank at a client: it waits for the others."
     layout = {

@@ -7,7 +7,6 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.report.figures import (
     COLOURS,
-    SYMBOLS,
     Figure,
     axis,
     colour,
@@ -15,6 +14,7 @@ from dpcfl_net.report.figures import (
     group_colours,
     heat,
     spec,
+    symbol,
     true_name,
 )
 from dpcfl_net.results.run_files import mapping
@@ -61,7 +61,7 @@ def _updates(view: RunView, seen: Seen, t: int) -> Figure:
             "x": [points[client][0] for client in points if kinds[client] == kind],
             "y": [points[client][1] for client in points if kinds[client] == kind],
             "text": [f"client {client}" for client in points if kinds[client] == kind], "hoverinfo": "text",
-            "marker": {"size": 10, "color": colour(shades.get(kind, 0)), "symbol": SYMBOLS[shades.get(kind, 0) % len(SYMBOLS)]},
+            "marker": {"size": 10, "color": colour(shades.get(kind, 0)), "symbol": symbol(shades.get(kind, 0))},
         }
         for kind in sorted(set(kinds.values()))
     ]  # fmt: skip

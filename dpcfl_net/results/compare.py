@@ -17,6 +17,7 @@ from dpcfl_net.results.result import Result
 
 # Settings that do not change the experiment; runs that differ only in the seed are repetitions.
 ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "privacy.noise_seed", "tuning.")
+MOST_NAMED = 3  # runs in an alert
 TERMS = ("delta", "unit", "adjacency", "trust", "insecure")
 
 
@@ -114,10 +115,21 @@ def statements(results: Iterable[Result]) -> tuple[list[str], list[str]]:
     """Collect the privacy statements of runs.
 
     Returns:
-        Distinct headlines, distinct alerts.
+        Distinct headlines, distinct alerts; an alert of some of the runs names them.
     """
-    said = [statement(result.privacy) for result in results]
-    return list(dict.fromkeys(one.headline for one in said)), list(dict.fromkeys(alert for one in said for alert in one.alerts))
+    said = [(result.folder.name, statement(result.privacy)) for result in results]
+    alerts: dict[str, list[str]] = {}
+    for name, one in said:
+        for alert in one.alerts:
+            alerts.setdefault(alert, []).append(name)
+    return list(dict.fromkeys(one.headline for _, one in said)), [
+        alert if len(names) == len(said) else f"{_named(names)}: {alert}" for alert, names in alerts.items()
+    ]
+
+
+def _named(runs: Sequence[str]) -> str:
+    more = len(runs) - MOST_NAMED
+    return ", ".join(runs[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def word(value: Any) -> str:

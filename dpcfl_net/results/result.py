@@ -77,7 +77,8 @@ def read_result(folder: Path) -> Result:
         hint = f"; for the runs in it give {folder}/*" if within else ""
         raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}{hint}")
     if run.get("state") != "finished":
-        done = f"{actual_state(folder, run)} after {run.get('rounds_done', 0)} rounds"
+        rounds = run.get("rounds_done", 0)
+        done = f"{actual_state(folder, run)} after {rounds} round{'' if rounds == 1 else 's'}"
         raise ConfigError(f"{folder} is {done}; only finished runs compare: {resume_command(folder, remote=False)}")
     check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)
     privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"

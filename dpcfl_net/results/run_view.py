@@ -77,6 +77,7 @@ class RunView:
         messages: Lines of messages.jsonl.
         spans: Lines of spans.jsonl.
         first_round: Clustering of the first round; None if the run has none.
+        warnings: Warnings of coordinator, observer and launcher, except those on rounds without accuracy.
         notes: Sentences on damaged files, and on rounds without accuracy.
     """
 
@@ -94,6 +95,7 @@ class RunView:
     messages: list[JsonLine] = field(default_factory=list)
     spans: list[JsonLine] = field(default_factory=list)
     first_round: FirstRound | None = None
+    warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _truth: tuple[JsonLine, list[int]] | None = field(default=None, repr=False, compare=False)
 
@@ -192,7 +194,8 @@ def read_run(folder: Path | str) -> RunView:
     sort_clusters(_lines(files.clusters, view.notes), view.grouping, view.agreement)
     view.messages, view.spans = _lines(files.messages, view.notes), _lines(files.spans, view.notes)
     view.first_round = _first_round(files.first_round, view.notes)
-    view.notes += [str(line["text"]) for line in _lines(files.warnings, view.notes) if listed(line, "unmeasured")]
+    for line in _lines(files.warnings, view.notes):
+        (view.notes if listed(line, "unmeasured") else view.warnings).append(str(line.get("text")))
     return view
 
 

@@ -236,7 +236,9 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     if len({_terms(one) for one in (run, *others)}) > 1:
         console.print(Text("! these runs are not at the same privacy: do not compare their accuracies", style="yellow"))
     if run.get("state") not in (None, "finished"):
-        console.print(Text(f"! the run is {printable(run['state'])} after {run.get('rounds_done', 0)} rounds", style="yellow"))
+        done = run.get("rounds_done", 0)
+        said = f"! the run is {printable(run['state'])} after {done} round{'' if done == 1 else 's'}"
+        console.print(Text(said, style="yellow"))
     _print_statement(run, console, whole=not others)
 
 

@@ -263,6 +263,23 @@ def test_page_of_a_failed_run_says_why_and_how_to_resume_it(tmp_path: Path) -> N
     assert not re.findall("Failed:|--resume", finished)
 
 
+def test_the_page_lists_the_warnings_of_the_run_and_says_how_many_it_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    warnings = [{"view": "launcher", "time": 1.0, "text": f"client {k} ended <b>"} for k in range(25)]
+    write_lines(
+        folder / "warnings.jsonl", [*warnings, {"view": "launcher", "time": 1.0, "text": "no accuracy", "unmeasured": [3]}]
+    )
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "Warnings: 25" in text
+    assert text.count("ended &lt;b&gt;") == 20
+    assert "The first 20; warnings.jsonl in the run folder has all of them." in text
+    assert text.count("no accuracy") == 1
+
+
+def test_clusters_beyond_the_eighth_have_markers_of_their_own() -> None:
+    assert len({(figures.colour(k), figures.symbol(k)) for k in range(64)}) == 64
+
+
 def test_page_names_clients_that_resemble_no_other(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 3)
     with np.load(folder / "first_round.npz") as file:
@@ -378,6 +395,9 @@ def test_a_result_says_how_many_clusters_were_found_and_how_far_it_came(tmp_path
     merged = [0 if cluster == 1 else cluster for cluster in true]
     write_lines(folder / "clusters.jsonl", [{"view": "server", "round": 2, "assignment": merged}])
     assert ", 2 of 4 clusters found, running after 2 rounds" in result_line(read_run(folder))
+    other = write_start(tmp_path / "other")
+    write_round(other, 1, 40)
+    assert result_line(read_run(other)).endswith("running after 1 round")
     write_lines(folder / "clusters.jsonl", [{"view": "server", "round": 2, "assignment": [0] * len(true)}])
     assert "one model for all clients" in result_line(read_run(folder))
     assert cluster_sizes(read_run(folder)).spec is None

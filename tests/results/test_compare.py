@@ -406,6 +406,7 @@ def test_a_page_is_loud_about_runs_that_do_not_compare(tmp_path):
     runs.append(write_result(tmp_path / "open", "oracle", terms={"epsilon": None}))
     text = write_sweep(write_sweep_folder(tmp_path, {"algorithm.name": ["global", "oracle"]}, runs)).read_text(encoding="utf-8")
     assert "Not comparable: open: epsilon is inf, elsewhere 5." in text
+    assert "open: Unprotected: this run has no finite epsilon." in text
     assert "NOT COMPARABLE" in text
 
 
