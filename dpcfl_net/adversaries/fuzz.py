@@ -121,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", help="fuzz only this target, with all inputs")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     asked = parser.parse_args(arguments)
+    if asked.inputs < 1:
+        parser.error(f"--inputs is {asked.inputs}: must be at least 1")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         every = targets(Path(folder))
@@ -130,9 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         total = FuzzResult()
         for target in chosen:
             try:
-                found = fuzz(
-                    target, round(asked.inputs * (target.share if asked.target is None else 1)), asked.seed, asked.first
-                )
+                own = max(1, round(asked.inputs * (target.share if asked.target is None else 1)))
+                found = fuzz(target, own, asked.seed, asked.first)
             except Finding as finding:
                 print(f"{target.name}: {finding}", *finding.__notes__, sep="\n", file=sys.stderr)
                 return 1

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.channel import Stamp
 from dpcfl_net.transport.messages import Header, Template, decode, encode
-from dpcfl_net.transport.sockets import Link, join_curve
+from dpcfl_net.transport.sockets import Link, dial, join_curve, require_safe
 
 T = TypeVar("T")
 _HANDSHAKE_FAILED = (
@@ -64,12 +65,14 @@ class Target:
 
         Raises:
             KeyError: If the client is not in the roster.
+            ConfigError: If the address is malformed, or a key cannot be read.
         """
         from dpcfl_net.algorithms.base import algorithm_of
         from dpcfl_net.federation.capabilities import client_steps
         from dpcfl_net.federation.message_encoding import MessageEncoding
         from dpcfl_net.transport.keys import client_key
 
+        require_safe(connect, "curve")  # the form of the address; a step may connect without encryption
         algorithm, name = algorithm_of(protocol), client_key(protocol.client(client).id)
         encoding = MessageEncoding(algorithm)
         return cls(
@@ -98,6 +101,7 @@ class HostileConnection:
         heard: Headers received.
         sent: Short messages sent, for replay.
         closed: "" while connected, "handshake" if rejected, "cut" if ended by the other side.
+        reached: True once something at the address has accepted a connection.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class HostileConnection:
         self.target, self.stamp = target, Stamp(target.run, target.job)
         self.heard: list[Header] = []
         self.sent: list[list[bytes]] = []
-        self.closed = ""
+        self.closed, self.reached = "", False
         self._through = False
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -116,7 +120,11 @@ class HostileConnection:
         link = Link(target.run, target.job, keys or target.keys, target.server_key, security or target.security)
         join_curve(self.socket, link)
         self._monitor = self.socket.get_monitor_socket()
-        self.socket.connect(target.connect)
+        try:
+            dial(self.socket, target.connect)
+        except ConfigError:
+            self.close()
+            raise
 
     def say(self, kind: str, chunk: bytes | memoryview | None = None, **fields: Any) -> Header:
         """Send a well-formed message and return its header."""
@@ -173,7 +181,9 @@ class HostileConnection:
         self.close()
 
     def _note(self, event: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == zmq.EVENT_CONNECTED:
+            self.reached = True
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._through = True
         elif event in _HANDSHAKE_FAILED:
             self.closed = self.closed or "handshake"

@@ -18,6 +18,7 @@ import zmq
 
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.hostile_messages import ANSWERS, MESSAGES, endless, honest
+from dpcfl_net.adversaries.scripts import run, seconds
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.run_folder import RunFolder
@@ -32,8 +33,8 @@ class Reaction:
 
     Attributes:
         step: Name of the step.
-        answer: WELCOME, ACK or ERROR; CLOSED (connection ended); SILENCE; NO-TASK (no task arrived to answer); BYE (the run is
-            over).
+        answer: WELCOME, ACK or ERROR; CLOSED (connection ended); SILENCE; UNREACHED (nothing listens at the address); NO-TASK
+            (no task arrived to answer); BYE (the run is over).
         code: Code of an ERROR; for CLOSED "handshake" (rejected) or "cut".
         reason: Reason of an ERROR.
         round: Round of the answered task; 0 for other steps.
@@ -101,7 +102,9 @@ class Attacker:
 
         for header in line.wait(found, self.wait_s):
             return header.kind, header.code, header.reason
-        return ("CLOSED", line.closed, "") if line.closed else ("SILENCE", "", "")
+        if line.closed:
+            return "CLOSED", line.closed, ""
+        return ("SILENCE", "", "") if line.reached else ("UNREACHED", "", f"nothing listens at {self.target.connect}")
 
     def task(self) -> Header | None:
         """Wait for the next task; None if the run ends first or none arrives in time."""
@@ -211,7 +214,7 @@ STEPS = {
 def play(
     target: Target, steps: Iterable[str], *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024
 ) -> Iterator[Reaction]:
-    """Run steps in order and yield the reaction to each; ends early with BYE or NO-TASK if the run ends.
+    """Run steps in order and yield the reaction to each; ends early with BYE, NO-TASK or UNREACHED if the run ends.
 
     Args:
         target: Target of the attack.
@@ -228,14 +231,14 @@ def play(
         for name in _expanded(steps):
             reaction = _do(attacker, name)
             yield reaction
-            if reaction.answer in ("BYE", "NO-TASK"):
+            if reaction.answer in ("BYE", "NO-TASK", "UNREACHED"):
                 return
     finally:
         attacker.close()
 
 
 def _expanded(steps: Iterable[str]) -> Iterator[str]:
-    parsed = [(step, re.fullmatch(r"([a-z-]+?)(\*(\d*))?", step)) for step in steps]
+    parsed = [(step, re.fullmatch(r"([a-z-]+?)(\*(\d*))?", step.strip())) for step in steps]
     unknown = [step for step, match in parsed if match is None or match[1] not in STEPS]
     if unknown:
         raise ConfigError(f"unknown steps {', '.join(map(repr, unknown))}: must be of {', '.join(STEPS)}")
@@ -289,7 +292,7 @@ def _answer(attacker: Attacker, name: str) -> Reaction:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a script against a coordinator and print a line for each step; returns the exit code."""
+    """Run a script against a coordinator and print a line for each step; returns 4 if it ended with UNREACHED, else 0."""
     width = max(map(len, STEPS))
     parser = argparse.ArgumentParser(
         prog="python -m dpcfl_net.adversaries.hostile_worker",
@@ -303,25 +306,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--connect", required=True, help="address of the coordinator")
     parser.add_argument("--keys", type=Path, required=True, help="folder with this client's key pair")
     parser.add_argument("--steps", required=True, help="steps, separated by commas")
-    parser.add_argument("--wait", type=float, default=5.0, help="seconds to wait for an answer (default 5)")
-    parser.add_argument("--task-wait", type=float, default=60.0, help="seconds to wait for a task (default 60)")
+    parser.add_argument("--wait", type=seconds, default=5.0, help="seconds to wait for an answer (default 5)")
+    parser.add_argument("--task-wait", type=seconds, default=60.0, help="seconds to wait for a task (default 60)")
     given = parser.parse_args(arguments)
     try:
         protocol = read_protocol(RunFolder(given.job).protocol)
         if given.client not in [entry.id for entry in protocol.roster]:
             raise ConfigError(f"--client is {given.client}: must be a client of the roster, 0 to {len(protocol.roster) - 1}")
         target = Target.of(protocol, given.client, given.connect, given.keys)
+        answer = ""
         for reaction in play(target, given.steps.split(","), wait_s=given.wait, task_s=given.task_wait):
             about = f"round {reaction.round}" if reaction.round else ""
             print(
                 f"{reaction.step:<{width}}  {about:<9}  {reaction.answer:<7}  {reaction.code:<16}  {reaction.reason}".rstrip()
             )
             sys.stdout.flush()
+            answer = reaction.answer
     except DpcflError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    return 0
+    return 4 if answer == "UNREACHED" else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -22,6 +22,7 @@ from dpcfl_net.adversaries import scripts
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, make, round_number, usual_step
 from dpcfl_net.adversaries.reactions import Heard, Reaction
 from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.process_log import log_to_stderr
@@ -122,7 +123,7 @@ class MaliciousCoordinator:
             Reactions in client order.
 
         Raises:
-            ConfigError: If the step needs an earlier one.
+            ConfigError: If the step needs an earlier one, or the folder of ledgers has none of a connected client.
         """
         if step.restart:
             self._restart(step.job)
@@ -266,8 +267,14 @@ class MaliciousCoordinator:
 
     def _charges(self, client: int) -> int | None:
         """Number of debits in the client's ledger, without verification."""
-        path = self._ledgers / client_key(client) / LINES if self._ledgers else None
-        return None if path is None else path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+        if self._ledgers is None:
+            return None
+        path = self._ledgers / client_key(client) / LINES
+        if not path.exists():  # a worker opens its ledger before it connects: without it every step would seem to cost nothing
+            raise ConfigError(
+                f"{path} is missing although client {client} is connected: ledgers must be the folder of its worker"
+            )
+        return path.read_bytes().count(b"\n") - 1
 
 
 def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[Reaction]:
@@ -288,6 +295,14 @@ def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[st
             return
 
 
+def _clients(text: str, protocol: Protocol) -> list[int]:
+    """Parse ids of the roster, separated by commas."""
+    known, wanted = {str(entry.id): entry.id for entry in protocol.roster}, [name.strip() for name in text.split(",") if text]
+    if unknown := [name for name in wanted if name not in known]:
+        raise ConfigError(f"--clients has {', '.join(map(repr, unknown))}: must be ids of the roster, 0 to {len(known) - 1}")
+    return [known[name] for name in wanted]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a script against workers; returns 0 if every client held at every step, else 3."""
     parser = argparse.ArgumentParser(
@@ -299,17 +314,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", default="", help="clients to wait for and ask, for example 0,1; default: the roster")
     parser.add_argument("--ledgers", type=Path, help="the workers' folder of ledgers, to show their charges")
     parser.add_argument("--out", type=Path, help="folder for transcript, messages and reactions")
-    parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for a worker or an answer")
+    parser.add_argument("--wait", type=scripts.seconds, default=60.0, help="seconds to wait for a worker or an answer")
     about = "; ".join(f"{step.name}: {step.says}" for step in SCRIPT)
     parser.add_argument("--steps", default="all", help=f"names separated by commas, or all (in this order). {about}")
     given = parser.parse_args(arguments)
     steps = scripts.chosen(given.steps, SCRIPT)
+    protocol = read_protocol(RunFolder(given.job).protocol)
+    clients = _clients(given.clients, protocol)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-    clients = [int(number) for number in given.clients.split(",") if number]
     log_to_stderr()
     with MaliciousCoordinator(
-        read_protocol(RunFolder(given.job).protocol), given.bind, given.keys,
+        protocol, given.bind, given.keys,
         clients=clients, ledgers=given.ledgers, out=given.out, wait_s=given.wait,
     ) as server:  # fmt: skip
         print(f"listening on {server.address}", flush=True)

@@ -237,12 +237,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("job", type=Path, help="folder with protocol.json: a job folder or a run folder")
     parser.add_argument("--bind", default="tcp://127.0.0.1:*", help="tcp://host:port; port * for a free one")
     parser.add_argument("--keys", type=Path, required=True, help="folder with the coordinator's key pair")
-    parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for a worker or an answer")
+    parser.add_argument("--wait", type=scripts.seconds, default=60.0, help="seconds to wait for a worker or an answer")
     about = "; ".join(f"{attack.name}: {attack.says}" for attack in SCRIPT)
     parser.add_argument("--steps", default="all", help=f"names separated by commas, or all. {about}")
     given = parser.parse_args(arguments)
     attacks, reactions = scripts.chosen(given.steps, SCRIPT), list[SumReaction]()
     protocol = read_protocol(RunFolder(given.job).protocol)
+    if not protocol.privacy.secure:
+        raise ConfigError(f"{given.job} has no secure sums: its privacy.trust must be secure-aggregation")
     log_to_stderr()
     with MaliciousCoordinator(protocol, given.bind, given.keys, wait_s=given.wait) as server:
         print(f"listening on {server.address}", flush=True)

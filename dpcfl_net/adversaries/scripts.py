@@ -1,12 +1,15 @@
-"""Common parts of the scripted malicious servers: they choose steps by name, print a verdict, and end with its exit code."""
+"""Common parts of the scripts: they choose steps by name, print a verdict, and end with an exit code instead of a traceback."""
 
 from __future__ import annotations
 
+import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.files import reason
 
 
 class Named(Protocol):
@@ -24,6 +27,17 @@ class Judged(Protocol):
 
 
 AnyStep = TypeVar("AnyStep", bound=Named)
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds above 0, as the type of an argument."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds above 0")
+    return found
 
 
 def chosen(names: str, script: Sequence[AnyStep]) -> list[AnyStep]:
@@ -66,3 +80,10 @@ def run(main: Callable[[], int]) -> None:
     except DpcflError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {reason(error)}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -260,6 +260,9 @@ def test_the_door_prints_what_became_of_the_inputs(capsys):
     assert "chunks: 300 inputs" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         fuzz.main(["--target", "nobody"])
+    with pytest.raises(SystemExit):
+        fuzz.main(["--inputs", "0"])  # it would claim that nothing was found
+    assert "--inputs is 0: must be at least 1" in capsys.readouterr().err
 
 
 def test_the_door_says_how_to_have_a_finding_again(monkeypatch, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +17,11 @@ from conftest import DPCFL, ROOT, assert_nothing_left
 from leak_scan import Secrets, scan, secrets_of, view
 from wire_ends import open_things
 
+from dpcfl_net.adversaries import hostile_worker, malicious_coordinator, malicious_sums
+from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, make, round_number, usual_step
-from dpcfl_net.adversaries.scripts import chosen
+from dpcfl_net.adversaries.scripts import chosen, run
 from dpcfl_net.core import signing
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import Task
@@ -151,6 +154,50 @@ def test_a_script_is_checked_before_it_is_played(played):
     assert [round_number(which, [1, 3, 4], 6) for which in ("next", "skip", "previous", "first", "left-out", "beyond")] == [
         5, 6, 3, 1, 2, 7,
     ]  # fmt: skip
+
+
+def test_a_folder_without_the_ledger_of_a_connected_client_is_an_error(finished_run, tmp_path):
+    """With another folder every step would seem to cost nothing, and every client to hold."""
+    protocol, key_folder = job_of(finished_run).protocol, finished_run / "keys"
+    with (
+        MaliciousCoordinator(
+            protocol, "tcp://127.0.0.1:*", key_folder, clients=[0], ledgers=tmp_path / "elsewhere", wait_s=20
+        ) as server,
+        HostileConnection(Target.of(protocol, 0, server.address, key_folder)) as client,
+    ):
+        client.say("HELLO", client=0)
+        assert server.join() == []
+        with pytest.raises(ConfigError, match=r"ledger\.jsonl is missing although client 0 is connected"):
+            server.play(STEPS["honest"])
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "said"),
+    [
+        (malicious_coordinator, ["--clients", "0,x"], "--clients has 'x': must be ids of the roster, 0 to 7"),
+        (malicious_coordinator, ["--clients", "8"], "--clients has '8': must be ids of the roster, 0 to 7"),
+        (malicious_coordinator, ["--wait", "nan"], "argument --wait: 'nan': must be a number of seconds above 0"),
+        (malicious_coordinator, ["--out", "/dev/null/out"], "error: /dev/null/out: "),
+        (malicious_sums, [], "has no secure sums: its privacy.trust must be secure-aggregation"),
+        (hostile_worker, ["--client", "3", "--steps", "hello", "--connect", "127.0.0.1:5700"], "must look like tcp://host:port"),
+        (hostile_worker, ["--client", "3", "--steps", "hello", "--connect", "tcp://127.0.0.1:*"], "cannot connect to"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_of_a_script_are_one_line(finished_run, capsys, script, given, said):
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: script.main([str(finished_run), "--keys", str(finished_run / "keys"), *given]))
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_hostile_worker_tells_that_nothing_listens_from_silence(finished_run, capsys):
+    with socket.socket() as taken:  # bound and not listening
+        taken.bind(("127.0.0.1", 0))
+        where = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["--client", "3", "--steps", "hello, garbage*", "--connect", where, "--wait", "0.3"]
+        assert hostile_worker.main([str(finished_run), "--keys", str(finished_run / "keys"), *arguments]) == 4
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split() == ["hello", "UNREACHED", "nothing", "listens", "at", where]
 
 
 # Scenarios
