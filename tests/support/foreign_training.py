@@ -211,5 +211,13 @@ def raises(records: np.ndarray) -> dict[str, Any]:
     raise RuntimeError("no such layer")
 
 
+def nothing(records: np.ndarray) -> dict[str, Any]:
+    return {}
+
+
+def not_finite(records: np.ndarray) -> dict[str, Any]:
+    return {"weight": np.full(records.shape[1], np.nan)}
+
+
 def needs_more(records: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     return {"weight": labels}

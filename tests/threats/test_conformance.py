@@ -215,6 +215,8 @@ def test_without_a_seed_the_same_function_fails_for_its_fixed_seed(capsys, claim
         ("wrong_shape", "returned weight (3, 4) for 200 columns and 60 steps"),
         ("hidden_part", "complex numbers are released in two parts"),
         ("raises", "raised RuntimeError: no such layer (foreign_training.py, line"),
+        ("nothing", "must return a dict of tensors by name, got an empty one"),
+        ("not_finite", "error: FUNCTION is "),
         ("needs_more", "unlike labels"),
         ("missing", "has no 'missing'"),
     ],

@@ -80,7 +80,8 @@ class Adapter:
 
     def _read(self, returned: Any, steps: int, width: int) -> np.ndarray:
         if not isinstance(returned, Mapping) or not returned:
-            raise ConfigError(f"{FIELD} is {self.name!r}: must return a dict of tensors by name, got {type(returned).__name__}")
+            got = "an empty one" if isinstance(returned, Mapping) else type(returned).__name__
+            raise ConfigError(f"{FIELD} is {self.name!r}: must return a dict of tensors by name, got {got}")
         try:
             tensors = {str(name): _real(value) for name, value in returned.items()}
         except (TypeError, ValueError, RuntimeError) as error:

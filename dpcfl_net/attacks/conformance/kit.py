@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.attacks.conformance import accounting, adapter, canary, clipping, noise, probes, sampling
-from dpcfl_net.attacks.conformance.adapter import Adapter
+from dpcfl_net.attacks.conformance.adapter import FIELD, Adapter
 from dpcfl_net.attacks.conformance.claim import Claim
 from dpcfl_net.attacks.conformance.findings import FAIL, PASS, UNDECIDED, Check, unmeasured
 from dpcfl_net.attacks.conformance.plan import MOST_CALLS, Plan, plan, steps_of_run
@@ -149,7 +149,7 @@ class _Measured:
     def _run(self, records: np.ndarray, *, noise: bool = True, finite: bool = True) -> np.ndarray:
         release = self.adapter.release(records, self.steps, noise=noise)
         if finite and not np.isfinite(release).all():
-            raise ConfigError(f"adapter is {self.adapter.name!r}: returned values that are not finite, on records that are")
+            raise ConfigError(f"{FIELD} is {self.adapter.name!r}: returned values that are not finite, on records that are")
         return release
 
     def clipping(self) -> Check:
