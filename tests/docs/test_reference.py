@@ -47,6 +47,19 @@ def test_every_key_command_and_public_name_is_on_its_page(written: dict[str, str
     assert [name for name in dpcfl.__all__ if f"### {name}\n" not in written["python-api.md"]] == ["__version__"]
 
 
+def test_the_keys_of_every_command_with_json_are_documented():
+    from doc_commands import program
+
+    rows = (ROOT / "docs" / "how-to" / "commands.md").read_text().partition("\n## JSON\n")[2].partition("\n## ")[0].splitlines()
+    named = {name.split()[0] for row in rows if row.startswith("| ") for name in row.split("|")[1].split(",") if name.strip()}
+
+    def has_json(command: object) -> bool:
+        below = getattr(command, "commands", {}).values()
+        return any(map(has_json, below)) or any("--json" in parameter.opts for parameter in command.params)
+
+    assert {name for name, command in program().commands.items() if has_json(command)} == named - {"command", "---"}
+
+
 def test_a_switch_has_the_names_that_the_parser_knows(written: dict[str, str]):
     from doc_commands import program
 
