@@ -122,7 +122,7 @@ class ReconstructionResult:
         return 0 if self.recording.noisy or self.distance is None else int((self.distance > MATCHED).sum())
 
 
-def attack(folder: Path, against: Path | None = None, records: int = RECORDS, root: str | None = None) -> AttackResult:
+def attack(folder: Path, against: Path | None = None, records: int | None = None, root: str | None = None) -> AttackResult:
     """Infer the labels of every client and reconstruct images, for one run or two side by side.
 
     The search uses the transcript and the protocol alone. Images need clients with one record and one step.
@@ -130,7 +130,7 @@ def attack(folder: Path, against: Path | None = None, records: int = RECORDS, ro
     Args:
         folder: Run folder.
         against: Second run folder, of the same data.
-        records: Number of images to reconstruct.
+        records: Number of images to reconstruct; None: 6, or one of each client if there are fewer.
         root: Folder of the data sets.
 
     Returns:
@@ -144,6 +144,9 @@ def attack(folder: Path, against: Path | None = None, records: int = RECORDS, ro
     recordings = [read_recording(path) for path in (folder, against) if path is not None]
     _same_data(recordings)
     slices = sorted(set.intersection(*(set(recording.updates) for recording in recordings)))
+    if not slices:
+        raise ConfigError(f"no client has a recorded update in both {folder} and {against}")
+    records = min(RECORDS, len(slices)) if records is None else records
     if not 1 <= records <= len(slices):
         raise ConfigError(f"records is {records}: must lie in 1..{len(slices)}, the clients whose updates were recorded")
     truth = read_truth(recordings[0].job, root)
@@ -256,10 +259,14 @@ def _shifted(image: np.ndarray, piece: Slice, row: np.ndarray) -> np.ndarray:
 
 def _same_data(recordings: list[Recording]) -> None:
     parts = [recording.job.experiment for recording in recordings]
-    for name in ("data", "partition_seed"):
-        values = [getattr(part, name) for part in parts]
-        if any(value != values[0] for value in values):
-            raise ConfigError(f"the runs differ in {name}, so no record is in both: {values[0]} and {values[-1]}")
+    settings = [
+        {f"data.{key}": value for key, value in part.data.items()} | {"partition_seed": part.partition_seed} for part in parts
+    ]
+    first, last = settings[0], settings[-1]
+    if apart := [
+        f"{key}: {first.get(key)} and {last.get(key)}" for key in {**first, **last} if first.get(key) != last.get(key)
+    ]:
+        raise ConfigError(f"the runs differ in data, so no record is in both: {'; '.join(apart)}")
 
 
 # ---- the result

@@ -86,7 +86,9 @@ def read_choices(folder: Path) -> Recording:
     asked: dict[str, str] = {}
     models: dict[str, np.ndarray] = {}
     released: dict[tuple[int, int], tuple[int, str]] = {}
+    requested = False
     for record, header, tensors in decoded_messages(path, algorithm):
+        requested = requested or header.task in asking
         if header.task not in asking or (header.chunks and tensors is None):
             continue
         if header.kind == "TASK" and tensors is not None:
@@ -97,7 +99,7 @@ def read_choices(folder: Path) -> Recording:
             if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a malicious client may name any number
                 released.setdefault((client, header.round), (int(tensors["choice"]), hashed))
     if not released:
-        why = "it has no such client step" if not asking else "the transcript must be full: output.transcript=full"
+        why = "the transcript must be full: output.transcript=full" if requested else "no client was asked for one"
         raise ConfigError(f"{folder} holds no choice of a cluster by algorithm {job.protocol.algorithm}: {why}")
     charges = {name for step in asking.values() for name in step}
     etas = {client: _eta(job, client, charges) for client in {client for client, _ in released}}

@@ -270,10 +270,21 @@ def test_an_update_of_many_records_gives_counts_and_no_image(finished_run):
     assert 0.8 < found.facts["runs"][0]["labels_right"] <= 1
 
 
+def test_a_run_of_few_clients_needs_no_number_of_images(finished_run, monkeypatch):
+    read = reconstruction.read_recording
+
+    def of_four(folder):
+        found = read(folder)
+        return replace(found, updates={client: found.updates[client] for client in range(4)})
+
+    monkeypatch.setattr(reconstruction, "read_recording", of_four)
+    assert reconstruction.attack(finished_run).facts["clients"] == 4
+
+
 def test_mistakes_are_sentences(recorded, finished_run, tmp_path):
     for arguments, said in (
         ((recorded["raw"], None, 25), "records is 25: must lie in 1..24"),
-        ((recorded["raw"], finished_run), "the runs differ in data"),
+        ((recorded["raw"], finished_run), "the runs differ in data, so no record is in both: data."),
         ((tmp_path,), "is not a run folder"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):

@@ -43,7 +43,10 @@ def invert(
     against: Annotated[
         Path | None, typer.Option(metavar="RUN2", help="second run on the same records, shown in the same grid")
     ] = None,
-    records: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of images to reconstruct")] = 6,
+    records: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_CLIENTS, help="number of images to reconstruct (default: 6, or all if there are fewer)"),
+    ] = None,
     data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
