@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -87,13 +88,54 @@ def log_to_file(path: Path) -> Iterator[None]:
     handler.setFormatter(_FORMAT)
     handler.setLevel(level)
     handler.addFilter(lambda record: _file.get() == path)  # runs of other threads have their own files
-    before, token = logger.level, _file.set(path)
+    token = _file.set(path)
     logger.addHandler(handler)
-    logger.setLevel(min(level, logger.getEffectiveLevel()))
     try:
-        yield
+        with _detail.of(level):
+            yield
     finally:
         _file.reset(token)
         logger.removeHandler(handler)
-        logger.setLevel(before)
         handler.close()
+
+
+class _Onward(logging.Handler):
+    """Passes records on to the handlers of the root logger, which are the user's."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        root = logging.getLogger()
+        if root.handlers:  # without any, `logging` would print warnings to stderr
+            root.handle(record)
+
+
+class _Detail:
+    """Lets the package log more to files of runs while the user's handlers get no more than before the first of these runs."""
+
+    def __init__(self) -> None:
+        self._lock, self._runs, self._before = threading.Lock(), 0, (logging.NOTSET, True)
+        self._onward = _Onward()
+
+    @contextmanager
+    def of(self, level: int) -> Iterator[None]:
+        logger = logging.getLogger(PACKAGE)
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._before = logger.level, logger.propagate
+                self._onward.setLevel(logger.getEffectiveLevel())
+                if logger.propagate:
+                    logger.addHandler(self._onward)
+                    logger.propagate = False
+            logger.setLevel(min(level, logger.getEffectiveLevel()))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if self._runs == 0:
+                    logger.removeHandler(self._onward)
+                    logger.setLevel(self._before[0])
+                    logger.propagate = self._before[1]
+
+
+_detail = _Detail()

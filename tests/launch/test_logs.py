@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import io
 import logging
 import re
 import threading
@@ -104,3 +106,26 @@ def test_a_quiet_run_prints_nothing(capsys, tmp_path):
     assert done == type(done)(0, "", "")
     (log,) = tmp_path.glob("*/logs/in-process.log")
     assert "round 2 of 2 done" in log.read_text()
+
+
+def test_a_run_in_this_process_gives_handlers_of_its_user_no_more_than_they_had(monkeypatch, tmp_path):
+    """Importing opacus adds a handler to the root logger, as `logging.basicConfig` does."""
+    seen, root = io.StringIO(), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [logging.StreamHandler(seen)])
+    log, logger = logging.getLogger("dpcfl_net.some.module"), logging.getLogger(process_log.PACKAGE)
+    paths = [tmp_path / "a.log", tmp_path / "b.log"]
+    runs = [(contextvars.copy_context(), process_log.log_to_file(path)) for path in paths]
+    for context, run in runs:
+        context.run(run.__enter__)
+    runs[0][0].run(runs[0][1].__exit__, None, None, None)  # the other run still logs all that its level allows
+    runs[1][0].run(log.info, "detail")
+    runs[1][0].run(log.warning, "seen")
+    runs[1][0].run(runs[1][1].__exit__, None, None, None)
+    log.info("later")
+    assert seen.getvalue() == "seen\n"
+    assert [path.read_text().count("\n") for path in paths] == [0, 2]
+    assert (logger.level, logger.handlers, logger.propagate) == (logging.NOTSET, [], True)
+    logger.setLevel(logging.INFO)  # a user who asks for more gets it
+    with process_log.log_to_file(paths[0]):
+        log.info("asked for")
+    assert seen.getvalue() == "seen\nasked for\n"
