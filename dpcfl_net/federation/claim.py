@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.protocol import LARGE_ROSTER, Protocol
 from dpcfl_net.core.roster import ClientEntry
@@ -158,8 +158,16 @@ class NoisyPlan(NamedTuple):
 
     @classmethod
     def of(cls, algorithm: ClientSide, entry: ClientEntry) -> NoisyPlan:
-        """Read the plan of a client."""
-        return cls(tuple(algorithm.plan(entry)), entry.noise_multiplier, algorithm.protocol.epsilon_of(entry))
+        """Read the plan of a client; ConfigError if it is no list of slots, as in an algorithm of a user's own."""
+        plan: Any = algorithm.plan(entry)
+        if not isinstance(plan, list | tuple) or not all(isinstance(slot, Slot) for slot in plan):
+            got = type(plan).__name__
+            if isinstance(plan, list | tuple):
+                got += f" with {next(type(slot).__name__ for slot in plan if not isinstance(slot, Slot))}"
+            raise ConfigError(
+                f"{algorithm.protocol.algorithm}: `plan` returned {got}: must be a list of slots, such as DPSGDSlot"
+            )
+        return cls(tuple(plan), entry.noise_multiplier, algorithm.protocol.epsilon_of(entry))
 
 
 def noisy_plans(algorithm: ClientSide) -> list[NoisyPlan]:

@@ -766,6 +766,14 @@ def test_a_plan_that_changes_between_calls_names_the_client(module, tmp_path):
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
 
 
+@pytest.mark.parametrize(("plan", "got"), [("None", "NoneType"), ("['train']", "list with str")])
+def test_a_plan_that_is_no_list_of_slots_is_a_sentence(module, tmp_path, plan, got):
+    planned = f"def plan(self, client):\n        return {plan}\n\n    @on_client"
+    module("own_rounds", PERSONAL.replace("KEPT", "").replace("@on_client", planned))
+    with pytest.raises(ConfigError, match=f"own_rounds:Personal: `plan` returned {got}: must be a list of slots"):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
 def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
     module("own_rounds", PERSONAL.replace("KEPT", ""))
     without = dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
