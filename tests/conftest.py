@@ -12,6 +12,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -122,7 +123,8 @@ def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.Comple
     Runs in this process share one parent of their coordinators, observers and workers, as the runs of a script do.
     """
     words = [*map(str, arguments)]
-    if {*words[:1]} & {*HERE} and not more:
+    whole_process = more or "--log-level" in words or threading.current_thread() is not threading.main_thread()
+    if words[0] in HERE and not whole_process:
         return _in_this_process(words, timeout)
     return subprocess.run([*DPCFL, *words], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False, **more)
 
