@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -23,6 +25,8 @@ import yaml
 from api_runs import by_network, in_process, with_epsilon  # noqa: F401 - fixtures
 from stages import RUNS, UNITS, stage_of
 from threat_table import evidence  # noqa: F401 - a fixture
+
+from dpcfl_net.core import process_log
 
 ROOT = Path(__file__).parents[1]
 DPCFL = [sys.executable, "-m", "dpcfl_net.launch.cli"]
@@ -105,6 +109,26 @@ def usual_arithmetic():
         sys.modules["torch"].set_flush_denormal(False)
 
 
+@pytest.fixture(autouse=True)
+def usual_logging():
+    """Tests that read commands in this process choose the level of its logs, too."""
+    with _level_of_logs_kept():
+        yield
+
+
+@contextlib.contextmanager
+def _level_of_logs_kept():
+    """A command sets the level for its process and those that it starts; restore it here afterwards."""
+    logger = logging.getLogger(process_log.PACKAGE)
+    level, handlers, propagate = logger.level, logger.handlers[:], logger.propagate
+    try:
+        with mock.patch.dict(os.environ):
+            yield
+    finally:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
 def write_config(folder: Path, **changes) -> Path:
     """SMALL with some sections changed, as a file."""
     document = {**SMALL, **changes}
@@ -123,8 +147,8 @@ def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.Comple
     Runs in this process share one parent of their coordinators, observers and workers, as the runs of a script do.
     """
     words = [*map(str, arguments)]
-    whole_process = more or "--log-level" in words or threading.current_thread() is not threading.main_thread()
-    if words[0] in HERE and not whole_process:
+    whole_process = more or threading.current_thread() is not threading.main_thread()
+    if {*words[:1]} & {*HERE} and not whole_process:
         return _in_this_process(words, timeout)
     return subprocess.run([*DPCFL, *words], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False, **more)
 
@@ -134,6 +158,7 @@ def _in_this_process(words: list[str], timeout: float) -> subprocess.CompletedPr
 
     with (
         _time_limit(words, timeout),
+        _level_of_logs_kept(),
         contextlib.chdir(ROOT),
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,

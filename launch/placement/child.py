@@ -238,7 +238,17 @@ def start_of(main: str, argument: Any, environment: Mapping[str, str], *, watche
         environment: Its environment variables.
         watches_launcher: False for a fork server.
     """
-    return Start(main, json.dumps(argument, default=_plain), dict(environment), watches_launcher)
+    return Start(
+        main, json.dumps(argument, default=_plain), dict(environment), _current_folder(), [*sys.path], watches_launcher
+    )
+
+
+def _current_folder() -> str:
+    """Path of the current folder; empty if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 class Ending(Protocol):

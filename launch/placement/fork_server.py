@@ -53,12 +53,16 @@ class Start(NamedTuple):
         main: Its main function, "module:function".
         argument: Argument of the function, in JSON; read as the type that the function declares.
         environment: Its environment variables.
+        folder: Its current folder; empty: as it is. That of the launcher may have changed since the fork server was started, as may
+        path: its module path, `sys.path`.
         watches_launcher: True if a thread ends the process with the launcher; a fork server has no thread and sees it itself.
     """
 
     main: str
     argument: str
     environment: dict[str, str]
+    folder: str
+    path: list[str]
     watches_launcher: bool = True
 
 
@@ -162,6 +166,9 @@ def run(title: str, content: bytes, environment: dict[str, str]) -> None:
         if environment != start.environment:  # a worker's is that of its parent
             os.environ.clear()
             os.environ.update(start.environment)
+        if start.folder:
+            os.chdir(start.folder)
+        sys.path[:] = start.path
         if start.watches_launcher:
             threading.Thread(target=_exit_with_launcher, name="launcher watch", daemon=True).start()
         log_to_stderr()

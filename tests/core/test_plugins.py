@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import json
@@ -29,6 +30,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.model_template import model_template
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.engine import Engine
+from dpcfl_net.launch.placement import parents
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training import model_check, models
 from dpcfl_net.training.dpsgd import Trainer
@@ -695,6 +697,17 @@ def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_p
     module("own_claims", CLAIMS)
     with pytest.raises(dpcfl.RunFailed, match=words):
         dpcfl.run(claims(name), tmp_path / "runs", federation, progress=False)
+
+
+def test_a_run_works_in_the_folder_that_its_caller_is_in_by_then(module, tmp_path, monkeypatch):
+    """A notebook's later runs share the parent process of its first, which may have been started elsewhere."""
+    parents.close()
+    with contextlib.chdir(ROOT):
+        parents.warm()
+    module("own_rounds", ALGORITHM + "\nopen('own_rounds.py').close()  # a relative path is one of that folder, too\n")
+    done = dpcfl.run(quick("own_rounds:Damped"), tmp_path / "runs", "network", progress=False)
+    assert done.state == "finished"
+    assert_nothing_left(done.path)
 
 
 def test_a_step_that_charges_nothing_is_no_step(module, tmp_path):

@@ -94,10 +94,10 @@ def test_bytes_at_the_server_depend_on_the_aggregators_and_not_on_the_clients(pl
     of_clients, found = estimate(flat.protocol), estimate(with_aggregators(flat, (0, 3), (4, 7)).protocol)
     assert (found["group_bytes_up"], found["group_bytes_down"]) == (of_clients["bytes_up"], of_clients["bytes_down"])
     assert of_clients["group_bytes_up"] == of_clients["tree"].aggregators == 0
-    sums, lists = (rounds - 1) * 2 * 4 * (8 * p + 16), 8 * n + (rounds - 1) * 16 * n
+    sums, lists = (rounds - 1) * 2 * 4 * 8 * p, 8 * n + (rounds - 1) * 16 * n
     assert found["bytes_up"] == 4 * p * n + sums + lists
     alone = with_aggregators(flat, (0, 3), (4, 7), algorithm="global", options={})
-    assert estimate(alone.protocol)["bytes_up"] == rounds * (2 * (8 * p + 16) + 16 * n)
+    assert estimate(alone.protocol)["bytes_up"] == rounds * (2 * 8 * p + 16 * n)
     assert estimate(alone.protocol)["bytes_down"] == rounds * (2 * 4 * p + 32 * n)
     personal = with_aggregators(flat, (0, 3), (4, 7), algorithm="km-cdpfl", options={"clusters": 2})
     assert estimate(personal.protocol)["bytes_up"] == rounds * (4 * p * n + 8 * n)  # each update is passed on
