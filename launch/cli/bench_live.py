@@ -55,7 +55,10 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int | 
     print(
         f"seconds per round: {found['seconds']:.2f} (first round {found['first_seconds']:.2f}); {found['started']:.0f} clients started"
     )
-    print(f"milliseconds of processor time per started client: {found['cpu_ms']:.1f}, by role")
+    if not found["cpu_ms_by_role"]:
+        print("processor time: not measured, since rounds ended between two looks at the processes; use more clients")
+    else:
+        print(f"milliseconds of processor time per started client: {found['cpu_ms']:.1f}, by role")
     for who, spent in found["cpu_ms_by_role"].items():
         print(f"  {who:<12}{spent:7.1f}")
     if found["pss_processes"]:
@@ -63,7 +66,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int | 
             f"memory (PSS): {found['pss_gib']:.2f} GiB in {found['pss_processes']} processes; {found['worker_mib']:.1f} MiB per worker"
         )
     else:
-        print("memory (PSS): not measured, since processes ended during every look at them; use more rounds")
+        print("memory (PSS): not measured, since processes ended during every look at them; use more clients")
     print(
         f"worker processes: at most {found['most_workers']}; in each second: {' '.join(map(str, found['workers_by_second']))}"
     )
@@ -120,9 +123,11 @@ class _Watcher:
 
     def figures(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
         quiet = [line for line in lines if 1 < line["round"] <= self.rounds - QUIET_ROUNDS] or lines
-        (begin, before), (end, after) = self.spent[0], self.spent[-1]
-        started = sum(line["started"] for line in lines if begin < line["round"] <= end) or 1
-        by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / started for role in sorted(after)}
+        by_role = {}
+        if len(self.spent) > 1:
+            (begin, before), (end, after) = self.spent[0], self.spent[-1]
+            started = sum(line["started"] for line in lines if begin < line["round"] <= end) or 1
+            by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / started for role in sorted(after)}
         by_second = {int(at): count for at, count in self.counts}
         return {
             "seconds": statistics.median(line["seconds"] for line in quiet),

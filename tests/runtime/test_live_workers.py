@@ -404,6 +404,13 @@ def test_the_benchmark_has_a_record_for_each_of_a_hundred_thousand_clients():
     assert bench_live.configured(1000, 100, 5, None).data.dataset == "digits"
 
 
+def test_a_benchmark_that_ends_between_two_looks_says_so(capsys):
+    """It ended with an IndexError."""
+    found = bench_live.live(clients=3, sampled=3, rounds=2)
+    assert found["cpu_ms_by_role"] == {}
+    assert "processor time: not measured, since rounds ended between two looks" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_thousand_clients_with_a_hundred_alive_fit_three_gibibytes():
     found = bench_live.live(rounds=5)
