@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client_host import ClientHost, open_ledger
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
+from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms
 from dpcfl_net.training.precision import hold_to_processor
@@ -75,14 +78,15 @@ def make_host(
     def open_data(part: Split) -> Any:
         return client_records(job, client, data_root, part)
 
-    if job.protocol.ledger_scope == "dataset":
-        enrol(algorithm, client, open_data, terms, durable)
-    elif terms.book is not None or terms.budget is not None:
+    if job.protocol.ledger_scope == "run" and (terms.book is not None or terms.budget is not None):
         raise Refused(
             "book", "this worker composes all runs on a record, the job's ledger_scope is 'run': it would enter no book"
         )
     flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
     ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
+    if job.protocol.ledger_scope == "dataset":
+        with _removed_if_refused(ledger):
+            enrol(algorithm, client, open_data, terms, durable, new_ledger=ledger.is_new)
     noise_seed, audit = job.experiment.noise, job.experiment.audit
     identity = _identity(job, client, key_folder)
     if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
@@ -102,7 +106,31 @@ def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
     return identities.read_identity(key_folder, client, job.protocol.client(client).identity or "")
 
 
-def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any], terms: Terms, durable: bool) -> None:
+@contextmanager
+def _removed_if_refused(ledger: Ledger) -> Iterator[None]:
+    """Close a ledger if the `with` block fails, and remove a new one, in which nothing is charged.
+
+    A ledger is made before its client is entered in the book: after a crash in between it is there, and the client is entered at
+    the next start. So a client that is in the book without a ledger has lost it.
+    """
+    try:
+        yield
+    except BaseException:
+        ledger.close()
+        if ledger.is_new:
+            shutil.rmtree(ledger.folder)
+        raise
+
+
+def enrol(
+    algorithm: ClientSide,
+    client: int,
+    open_data: Callable[[Split], Any],
+    terms: Terms,
+    durable: bool,
+    *,
+    new_ledger: bool = False,
+) -> None:
     """Add the client's whole plan to the record book, for its training and validation records.
 
     Args:
@@ -111,10 +139,12 @@ def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any],
         open_data: Opens the records of a split.
         terms: Terms on which the client serves.
         durable: Write the book with fsync.
+        new_ledger: True if the client had no ledger of this job.
 
     Raises:
-        Refused: "book" if the worker has no record book, or the job cannot be composed with others: a release without a guarantee,
-            seeded noise, or a part of its delta that is reserved; otherwise as `RecordBook.enrol`.
+        Refused: "book" if the worker has no record book, if the client is in the book and had no ledger, or if the job cannot be
+            composed with others: a release without a guarantee, seeded noise, or a part of its delta that is reserved; otherwise as
+            `RecordBook.enrol`.
     """
     if terms.book is None:
         raise Refused(
@@ -138,4 +168,5 @@ def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any],
         np.concatenate(records),
         None if terms.budget is None else Budget(*terms.budget),
         composer(cache.folder() / "claims"),
+        again=not new_ledger,
     )

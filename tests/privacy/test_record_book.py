@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from conftest import SMALL, dpcfl, write_config
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.signed_settings import LocalTraining
-from dpcfl_net.core.types import Policy
+from dpcfl_net.core.types import Policy, Task
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -413,6 +415,43 @@ def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
     assert (runs, round(spent, 2)) == (1, 1.0)
     assert not math.isnan(spent)
     assert Terms().policy == Policy()
+
+
+def test_a_client_that_is_in_the_book_spends_its_plan_once_wherever_its_ledger_is_looked_for(tmp_path):
+    """With an empty ledger it would answer each round again, with other noise, and the book would count one run."""
+    make_keys(tmp_path / "keys", 2)
+    document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "model": {"name": "linear"}, "privacy": PRIVACY}
+    job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
+    task = Task(1, "train", {"model": np.zeros(job.protocol.model.parameters, np.float32)})
+
+    def answer(ledgers):
+        with closing(make_host(job, 0, tmp_path / ledgers, terms=Terms(book=tmp_path / "book", budget=(1.0, 1e-4)))) as host:
+            return host.answer(task)
+
+    first = answer("ledgers")
+    assert code_of(lambda: answer("elsewhere")) == "book"
+    assert code_of(lambda: answer("elsewhere")) == "book"  # the first attempt left no ledger
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    assert answer("ledgers").release == first.release
+    shutil.rmtree(tmp_path / "ledgers")
+    assert code_of(lambda: answer("ledgers")) == "book"
+
+
+def test_a_crash_before_a_client_is_in_the_book_leaves_one_that_starts(tmp_path, monkeypatch):
+    make_keys(tmp_path / "keys", 2)
+    document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}
+    job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
+    terms = Terms(book=tmp_path / "book")
+    with monkeypatch.context() as crashed:
+        crashed.setattr(client_hosts, "enrol", lambda *args, **more: os._exit(7))
+        child = os.fork()
+        if not child:
+            make_host(job, 0, tmp_path / "ledgers", terms=terms)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert [*(tmp_path / "ledgers").iterdir()]
+    make_host(job, 0, tmp_path / "ledgers", terms=terms).close()
+    make_host(job, 0, tmp_path / "ledgers", terms=terms).close()
+    assert len(RecordBook(tmp_path / "book").claims()) == 1
 
 
 @pytest.mark.parametrize("terms", [{"book": "book"}, {"budget": (1.0, 1e-3)}])

@@ -84,12 +84,16 @@ class Ledger:
         owner: Run, job and client; written in the first line and compared at each opening.
         durable: False skips the flushes only.
 
+    Attributes:
+        folder: The folder.
+        is_new: True if there was no ledger in the folder.
+
     Raises:
         LedgerError: "ledger-locked", "ledger-rolled-back", "ledger-broken" or "ledger-foreign".
     """
 
     def __init__(self, folder: Path, *, owner: Mapping[str, Any], durable: bool = True) -> None:
-        self.folder = Path(folder)
+        self.folder, self.is_new = Path(folder), False
         self._disk = Disk(durable)
         self._append_fd = self._lock = -1
         self._journal: Journal | None = None
@@ -292,7 +296,8 @@ class Ledger:
         if any(name.endswith(DRAFT) for name in results):
             remove_drafts(self.folder / RELEASES)
             results = os.listdir(self.folder / RELEASES)
-        if not {LINES, JOURNAL} & set(names) and not results:
+        self.is_new = not {LINES, JOURNAL} & set(names) and not results
+        if self.is_new:
             chain = self._created(header)
         else:
             chain = read_chain(self.folder)

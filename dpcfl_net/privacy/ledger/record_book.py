@@ -79,7 +79,9 @@ class RecordBook:
         self.folder = folder
         self._disk = Disk(durable)
 
-    def enrol(self, claim: PrivacyBudgetClaim, records: np.ndarray, budget: Budget | None, compose: Compose) -> None:
+    def enrol(
+        self, claim: PrivacyBudgetClaim, records: np.ndarray, budget: Budget | None, compose: Compose, *, again: bool = True
+    ) -> None:
         """Enter a client's claim before any computation on its records. Entering the same claim again changes nothing.
 
         Args:
@@ -87,9 +89,10 @@ class RecordBook:
             records: Digests of the client's records, (N,) uint64.
             budget: Joint bound on all runs; None for no bound.
             compose: The accountant.
+            again: False refuses a claim that was entered before.
 
         Raises:
-            Refused: "budget" if a record would exceed it, or was entered before under another one; "unit" if an earlier run on one of
+            Refused: "book" if the claim was entered before and `again` is False; "budget" if a record would exceed it, or was entered before under another one; "unit" if an earlier run on one of
                 the records has another unit or adjacency, with which it cannot be composed; "claim" if the job made another claim for
                 this client before.
         """
@@ -100,6 +103,12 @@ class RecordBook:
             same = [p for p in claims if (p.job, p.client) == (claim.job, claim.client)]
             if same and [replace(p, budget=budget) for p in same] != [claim]:
                 raise Refused("claim", f"job {claim.job[:12]} made another claim for client {claim.client} before")
+            if same and not again:
+                raise Refused(
+                    "book",
+                    f"job {claim.job[:12]} was entered for client {claim.client} before, and its ledger is not where this worker looks: with an "
+                    "empty one it would spend its plan a second time; give the folder of its ledger, or make a new job",
+                )
             self._count(lines)  # a crash may have come before the counter of the last line was written
             others = [p for p in claims if p.job != claim.job]
             histories = self._histories(claim, own, others)
