@@ -36,6 +36,7 @@ PARTICIPATION = {
     "secret coins": "secret: each client sends in every round, and only it knows if its vector is zero",
     "visible": "visible: the server names the participants of a sum",
 }
+NO_PROMISE = "no promise: its releases may decide when a run ends, and the promise, epsilon, holds for any end"
 LEDGERS = {
     "run": "this run only; other runs on the same data add to the total",
     "dataset": "all runs on this data together; a record whose numbers have changed counts as another record",
@@ -131,7 +132,7 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         ("Adjacency", words("adjacency", adjacencies if participations is None else WITH_PARTICIPATIONS)),
         ("Trust", words("trust", TRUST)),
         ("Epsilon", bound),
-        ("Epsilon spent", "not stated" if spent is None else f"{at_most(spent)} (largest over the clients)"),
+        ("Epsilon spent", _spent(spent, number(privacy.get("epsilon")))),
         ("Delta", at_most(privacy.get("delta"))),
         ("Accountant", str(privacy.get("accountant") or "not stated")),
         ("Noise multiplier", _noise(privacy.get("noise_multiplier"))),
@@ -156,6 +157,14 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
     if claim := privacy.get("claim_of_paper"):
         facts.append(("The paper's claim", ", ".join(sentences(claim))))
     return facts
+
+
+def _spent(spent: float | None, promised: float | None) -> str:
+    """Format epsilon of the charges; below the promised one it is no promise, since earlier releases may decide when a run ends."""
+    if spent is None:
+        return "not stated"
+    said = f"{at_most(spent)} (largest over the clients)"
+    return said if promised is None or spent >= promised * (1 - 1e-3) else f"{said}; {NO_PROMISE}"
 
 
 def _noise(noise: Any) -> str:

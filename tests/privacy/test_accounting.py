@@ -616,3 +616,18 @@ def test_prefixes_of_a_whole_run():
     assert len(prefixes) == 200
     assert prefixes[-1] == epsilon(list(chain(*rounds)), DELTA)
     assert all(before <= after * (1 + 1e-9) for before, after in pairwise(prefixes))
+
+
+def test_what_was_spent_when_a_run_stops_is_no_promise_if_its_releases_decide_when():
+    """Who stops as soon as the privacy loss exceeds what was spent has 4 times the delta; of the plan the same delta holds."""
+    noise, rounds, delta, runs = 10.0, 60, 1e-3, 200_000
+    spent = np.array(epsilon_by_prefix([[SampledGaussian(noise, 1.0, 1)]] * rounds, delta))
+    steps = np.random.default_rng(8).normal(0.5 / noise**2, 1 / noise, (runs, rounds))
+    losses = np.cumsum(steps, axis=1)
+    over = losses > spent
+    end = np.where(over.any(axis=1), over.argmax(axis=1), rounds - 1)
+    at_end = losses[np.arange(runs), end]
+    stopped = float(np.maximum(-np.expm1(spent[end] - at_end), 0).mean())
+    promised = float(np.maximum(-np.expm1(spent[-1] - losses[:, -1]), 0).mean())
+    assert 3.5 * delta < stopped < 4.5 * delta  # its deviation is below 0.06 delta
+    assert promised < 1.5 * delta

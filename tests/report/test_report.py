@@ -140,9 +140,18 @@ def test_a_promise_is_never_printed_smaller_than_it_is(epsilon: float) -> None:
     assert statement(privacy(epsilon=0.3, delta=1e-5)).headline == "epsilon 0.3, delta 1e-05, per sample"
 
 
-def test_statement_flags_overspending_and_non_finite_epsilon() -> None:
+def test_statement_flags_overspending() -> None:
     assert any("Overspent" in alert for alert in statement(privacy(epsilon_spent=5.01)).alerts)
     assert not statement(privacy(epsilon_spent=5.0)).alerts
+
+
+def test_what_an_early_end_has_spent_is_called_no_promise() -> None:
+    ended, early = (dict(statement(privacy(epsilon_spent=spent)).facts)["Epsilon spent"] for spent in (4.99972, 2.3))
+    assert ended == "5 (largest over the clients)"
+    assert early.startswith("2.3 (largest over the clients); no promise")
+
+
+def test_statement_flags_a_non_finite_epsilon() -> None:
     assert statement(privacy(epsilon=float("inf"))).headline.startswith("epsilon inf (")
     assert statement(privacy(epsilon=float("nan"))).headline.startswith("epsilon inf (")
 
