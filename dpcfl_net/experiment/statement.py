@@ -202,12 +202,15 @@ def tuning_sentence(tuning: Tuning, algorithm: str) -> str:
     """
     settings = "; ".join(f"{key} of {', '.join(map(str, values))}" for key, values in tuning.settings.items())
     seeds = "" if len(tuning.seeds) == 1 else f" with {len(tuning.seeds)} seeds each"
+    aside = f"{100 * tuning.validation:g} % of the training records" + (
+        "" if len(tuning.seeds) == 1 else ", others with each seed"
+    )
     others = len(tuning.algorithms) - 1
     beside = f", and as many of each of {others} other algorithms" if others else ""
     return (
         f"{SEARCH}: {tuning.trials} trials of {algorithm}{seeds} on the same records{beside} ({tuning.search} search over {settings}); "
         "epsilon is that of this run alone, and the releases of every trial add to it. The best trial was chosen by "
-        f"{tuning.score} on validation records ({100 * tuning.validation:g} % of the training records), without noise: no epsilon covers "
+        f"{tuning.score} on validation records ({aside}), without noise: no epsilon covers "
         "what the choice tells about them"
     )
 

@@ -84,8 +84,8 @@ def tune(study: Study, jobs: int) -> tuple[int, dict[str, Any]]:
     print_table(output.chosen_table(study))
     for one in study.tuned:
         joint = output.joint(study, one)
-        print(f"{one.space.algorithm}: {output.joint_sentence(joint, study.count * len(study.options.trial_seeds))}")
-    print("The choice uses validation records without noise: no epsilon covers it for those records.")
+        print(f"{one.space.algorithm}: {output.joint_sentence(study, joint)}")
+    print(output.choice_sentence(study))
     comparison.show(study.folder.path)
     print(f"trials: {pages[0]}")
     return 0, output.document(study)

@@ -84,16 +84,24 @@ def joint(study: Study, one: Tuned) -> JointEpsilon:
     return found
 
 
-def joint_sentence(found: JointEpsilon, runs: int) -> str:
-    """Say what all runs of an algorithm's tuning cost a training record together.
+def joint_sentence(study: Study, found: JointEpsilon) -> str:
+    """Say what all trials and one final run of an algorithm cost a record together, on which all of them trained.
 
     Args:
-        found: The joint epsilon.
-        runs: Number of runs of the trials.
+        study: The study.
+        found: The algorithm's joint epsilon.
     """
     if found.epsilon is None:
         return f"no joint epsilon of trials and final run: {found.reason}"
-    return f"{runs} trial runs and one final run together: epsilon {at_most(found.epsilon)} at delta {found.delta:g} for a training record"
+    runs, further = study.count * len(study.options.trial_seeds), len(study.options.seeds) - 1
+    said = f"{runs} trial runs and one final run together: epsilon {at_most(found.epsilon)} at delta {found.delta:g} for a record in all of them"
+    return said + (f"; {further} further final run{'s' if further > 1 else ''} not counted" if further else "")
+
+
+def choice_sentence(study: Study) -> str:
+    """Say for which records no epsilon covers the choice."""
+    others = "" if len(study.options.trial_seeds) == 1 else ", which are others with each seed"
+    return f"The choice uses validation records without noise: no epsilon covers it for those records{others}."
 
 
 def chosen_table(study: Study) -> Table:
@@ -119,7 +127,7 @@ def write_pages(study: Study) -> tuple[Path, Path]:
     from dpcfl_net.report.sweep import write_sweep
     from dpcfl_net.report.tuning import score_figure
 
-    joints = [f"{one.space.algorithm}: {joint_sentence(joint(study, one), _runs(one))}." for one in study.tuned]
+    joints = [f"{one.space.algorithm}: {joint_sentence(study, joint(study, one))}." for one in study.tuned]
     series = [
         (one.space.algorithm, [(one.space.label(t.index).partition(" ")[2], t.score) for t in one.trials])
         for one in study.tuned
@@ -130,7 +138,7 @@ def write_pages(study: Study) -> tuple[Path, Path]:
         lead=[
             search_sentence(study),
             *joints,
-            "The choice uses validation records without noise: no epsilon covers it for those.",
+            choice_sentence(study),
         ],
         figures=[score_figure(series)],
         tables=[chosen_table(study), _trials_table(study)],
@@ -148,10 +156,6 @@ def search_sentence(study: Study) -> str:
         f"{options.search.capitalize()} search, {trials}{seeds} for {names}. Choice by {options.score} on validation records "
         f"({100 * (options.validation or 0):g} % of the training records)."
     )
-
-
-def _runs(one: Tuned) -> int:
-    return sum(len(trial.outcomes) for trial in one.trials)
 
 
 def _trials_table(study: Study) -> Table:

@@ -21,6 +21,10 @@ import dpcfl_net as dpcfl
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.run_folder import RunFolder, TuneFolder
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.sweep_axes import parse_axes
 from dpcfl_net.launch.sweep_grid import cell_folder
@@ -110,6 +114,30 @@ def test_the_statement_of_a_final_run_names_the_search_and_what_no_epsilon_cover
         assert words in said
     trial = done.run(one["trials"][0]["folders"][0])
     assert "hyper-parameter search" in summary.read_document(trial.path)["privacy"]["not_covered"]
+
+
+def test_several_seeds_set_other_records_aside_and_further_final_runs_are_not_counted(done: Done, tmp_path):
+    seeds = Study.of(SMALL, {}, ["global"], GRID, TuneOptions(trial_seeds=(0, 1), seeds=(0, 1, 2)), tmp_path)
+    keys, aside = done.run(done.study.tuned[0].outcomes[0].folder).path / "keys", []
+    for seed in seeds.options.trial_seeds:
+        job = make_job(seeds.trial_config(seeds.tuned[0].space, 0, seed), keys)
+        slices = [client_slice(job, client, None)[1] for client in job.protocol.clients]
+        aside.append({row for piece in slices for row in piece.validation_rows.tolist()})
+    assert aside[0] - aside[1]
+    assert aside[1] - aside[0]
+    one, several = (output.choice_sentence(study) for study in (done.study, seeds))
+    assert ("others with each seed" in one, "others with each seed" in several) == (False, True)
+    one, several = (output.joint_sentence(study, JointEpsilon(3.0, 1e-4)) for study in (done.study, seeds))
+    assert one == "2 trial runs and one final run together: epsilon 3 at delta 0.0001 for a record in all of them"
+    assert several == f"4{one[1:]}; 2 further final runs not counted"
+    final = seeds.final_config(seeds.tuned[0].space, 0, 0)
+    (said,) = [text for text in _not_covered(job, final) if text.startswith("hyper-parameter search")]
+    assert "(20 % of the training records, others with each seed)" in said
+
+
+def _not_covered(job: Job, config: Config) -> list[str]:
+    protocol = job.protocol.model_copy(update={"tuning": config.tuning})
+    return privacy_statement(protocol, None)["not_covered"]
 
 
 def test_seeded_noise_has_no_joint_epsilon(done: Done):
