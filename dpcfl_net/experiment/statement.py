@@ -72,6 +72,7 @@ VALIDATED = (
     "evaluation on validation records by the observer, which is outside the protocol: they are records of clients, and its figures "
     "have no noise (data.evaluate)"
 )
+FAIRNESS = "F_acc and F_loss: they compare with models that `dpcfl compare --fairness` trained on the clients' training records without noise"
 SELECTIONS = "cluster selections"
 SEARCH = "hyper-parameter search"
 NOT_COVERED = [

@@ -55,6 +55,8 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
         odd = [any(result.folder in marked for result in row.results) for row in shown]
         columns += [("", ["NOT COMPARABLE" if one else "" for one in odd])]
     caption = "mean +- standard deviation over the runs of a row, which differ in their seed only; clusters recovered in k of n"
+    if any(row.values(key) for row in shown for key, *_ in FAIRNESS):
+        caption += "; F_acc and F_loss are against models trained without privacy: no epsilon covers them"
     lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
     return Table("Comparison", [title for title, _ in columns], lines, caption)
 

@@ -20,7 +20,7 @@ from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
-from dpcfl_net.experiment.statement import NOT_DURABLE, TESTED, VALIDATED, privacy_statement
+from dpcfl_net.experiment.statement import FAIRNESS, NOT_DURABLE, TESTED, VALIDATED, privacy_statement
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.ledger.book_claims import Budget
 from dpcfl_net.privacy.ledger.chain import read_ledger
@@ -128,6 +128,8 @@ def run_document(
         privacy["audited"] = audited(job.experiment.audit, job.protocol.privacy.secure)
     if job.experiment.data.get("evaluate") == "validation":
         privacy["not_covered"] = [VALIDATED if line == TESTED else line for line in privacy["not_covered"]]
+    if any("f_acc" in line for line in observed):
+        privacy["not_covered"].append(FAIRNESS)
     if not durable:
         privacy["not_covered"].append(NOT_DURABLE)
     privacy["epsilon_spent"] = None  # unknown while the run goes on; a launcher that is killed leaves this
@@ -223,6 +225,16 @@ def read_document(folder: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{error}; write it again with: {report_command(folder)}") from None
     return {**document, "state": actual_state(folder, document)} if "state" in document else document
+
+
+def add_not_covered(folder: Path, line: str) -> None:
+    """Add a sentence on what epsilon does not cover to the statement in run.json, if there is one and it lacks the sentence."""
+    path = RunFolder(folder).run
+    document = read_object(path, RUN_FIELDS) if path.exists() else {}
+    lines = mapping(document, "privacy").get("not_covered")
+    if isinstance(lines, list) and line not in lines:
+        lines.append(line)
+        write_run(folder, document)
 
 
 def write_run(folder: Path, document: dict[str, Any]) -> None:

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import dpcfl
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.results.comparison import Comparison
 from dpcfl_net.results.fairness import add_fairness, reference
 from dpcfl_net.results.result import read_result
 from dpcfl_net.results.summary import read_run_job
@@ -32,6 +34,26 @@ def test_drops_are_taken_against_a_model_without_privacy_for_each_true_cluster(f
     assert add_fairness(folder) == found
     assert len(runlog.read(folder / "metrics.jsonl")) == lines  # written once
     assert read_result(folder).final["f_acc"] == found["f_acc"]
+
+
+def test_the_statement_says_that_no_epsilon_covers_figures_of_models_without_privacy(finished_run, tmp_path):
+    """The models that they compare with are trained on the clients' records, and their figures are written beside the promise."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+
+    def said():
+        lines = json.loads((folder / "run.json").read_text())["privacy"]["not_covered"]
+        return [line for line in lines if line.startswith("F_acc and F_loss")]
+
+    assert said() == []
+    add_fairness(folder)
+    add_fairness(folder)
+    (line,) = said()
+    assert "without noise" in line
+    (folder / "run.json").unlink()
+    assert dpcfl("report", folder).returncode == 0  # writes run.json again
+    assert said() == [line]
+    assert "no epsilon covers them" in Comparison.of([folder]).table.caption
 
 
 def test_a_reference_model_is_trained_once_and_belongs_to_its_partition(finished_run, monkeypatch):
