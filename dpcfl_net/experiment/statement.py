@@ -63,6 +63,10 @@ OBSERVED_CLUSTERS = (
     "clusters of clients in figures and files of the observer, which is outside the protocol: they come from the loss on the clients' "
     "training records and from the labels that clients send, without noise"
 )
+OBSERVED_UNNAMED = (
+    "clusters of clients in figures and files of the observer, which is outside the protocol, in rounds in which the server names none: they "
+    "come from the loss on the clients' training records, without noise"
+)
 OBSERVED_PERSONAL = (
     "figures of personal models in files of the observer, which is outside the protocol: clients compute them from models without "
     "noise, and they change after the rounds in whose sample a client was"
@@ -151,8 +155,9 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
     by_client, not_covered = protocol.privacy.unit == "client", [*able.caveats, *NOT_COVERED]
     if protocol.tuning is not None:
         not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
-    if by_client and able.published_models - able.shared_models > 1 and protocol.oracle is None:
-        not_covered.append(OBSERVED_CLUSTERS)
+    if able.published_models - able.shared_models > 1 and protocol.oracle is None:
+        # Algorithms of this package that protect records name the clusters; one of a user's own may leave that to the observer.
+        not_covered += [OBSERVED_CLUSTERS] if by_client else [OBSERVED_UNNAMED] if is_plugin(protocol.algorithm) else []
     if able.personal and able.plain_sgd:
         not_covered.append(OBSERVED_PERSONAL)
     if by_client:

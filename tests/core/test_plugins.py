@@ -31,11 +31,13 @@ from dpcfl_net.experiment.model_template import model_template
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.launch.placement import parents
+from dpcfl_net.runtime import evaluation
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training import model_check, models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
+from dpcfl_net.transport.observer_notes import Models
 
 EXAMPLES = ROOT / "docs" / "examples"
 # Without the current folder on the path: what is found there was put there by the command itself.
@@ -510,6 +512,38 @@ def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(mo
     (tmp_path / "own_rounds.py").unlink()
     with pytest.raises(Refused, match="no module 'own_rounds'"):
         algorithm_of(job.protocol)
+
+
+UNNAMED = """
+from dataclasses import replace
+import numpy as np
+from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.core.types import State
+
+class Unnamed(Global):
+    @classmethod
+    def capabilities_for(cls, options, setting):
+        return replace(super().capabilities_for(options, setting), published_models=2)
+
+    def start(self, fed):
+        return State(np.stack([fed.initial_model(0), fed.initial_model(1)]), [None] * len(fed.clients))
+
+    def round(self, state, t, fed):
+        return state
+"""
+
+
+def test_the_statement_names_clusters_that_the_observer_takes_from_training_records(module, tmp_path):
+    """If the server names no cluster, the observer takes the one with the least training loss."""
+    module("mine", data())
+    module("unnamed", UNNAMED)
+    make_keys(tmp_path / "keys", 2)
+    job = make_job(config.resolve(document(algorithm={"name": "unnamed:Unnamed"})), tmp_path / "keys")
+    m = job.protocol.model
+    named = np.stack([models.initial(m.name, tuple(m.input_shape), m.classes, seed) for seed in (0, 1)])
+    assert None not in evaluation.TestSetEvaluator(job, None).clusters_of(Models(1, [None] * len(job.protocol.roster), named))
+    said = privacy_statement(job.protocol, None)["not_covered"]
+    assert [line for line in said if line.startswith("clusters of clients in figures")]
 
 
 def quick(algorithm):
