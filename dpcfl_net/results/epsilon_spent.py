@@ -12,6 +12,7 @@ from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import PrivacyTarget
+from dpcfl_net.core.types import Adjacency
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
@@ -20,7 +21,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.journal import JOURNAL
-from dpcfl_net.privacy.slots import names_for
+from dpcfl_net.privacy.slots import for_clients, names_for
 from dpcfl_net.results.round_times import client_of
 from dpcfl_net.results.run_files import whole
 from dpcfl_net.transport.keys import client_key
@@ -43,6 +44,27 @@ def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[in
         names = names_for(job.algorithm.central_plan(), client)
         lines = [(t, [pair for pair in pairs if pair[0] in names]) for t, pairs in lines]
     return [(t, [event for _, event in pairs]) for t, pairs in lines if pairs]
+
+
+def events_under(entries: Iterable[Entry], job: Job, client: int, adjacency: Adjacency) -> list[Event]:
+    """List what the slots that a client was charged for cost under an adjacency, which need not be that of the job.
+
+    Args:
+        entries: As for `charges_to`.
+        job: The job.
+        client: Client id.
+        adjacency: "zero-out" or "replace-one".
+
+    Returns:
+        Events in order.
+    """
+    entry, own = job.protocol.client(client), digest(job.protocol)
+    plan, noise = job.algorithm.plan(entry), entry.noise_multiplier
+    if job.protocol.privacy.trust == "trusted-server":
+        plan, noise = for_clients(job.algorithm.central_plan(), [client]), job.protocol.curator_noise_multiplier
+    slots = {slot.name: slot for slot in plan}  # a ledger of participations also holds those of other clients
+    names = [name for line in entries if line.job == own for name in line.slots if name in slots]
+    return [slots[name].event(noise, adjacency) for name in names]
 
 
 def paying_ledgers(folder: Path, job: Job) -> list[Path]:

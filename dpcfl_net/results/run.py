@@ -15,6 +15,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.types import Adjacency
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
@@ -23,7 +24,7 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.results import summary
 from dpcfl_net.results.clients import ClientSummary, client_summaries
-from dpcfl_net.results.epsilon_spent import charges_to, paying_ledger
+from dpcfl_net.results.epsilon_spent import charges_to, events_under, paying_ledger
 from dpcfl_net.results.models import Models, personal_tensors
 from dpcfl_net.results.number_format import percent
 from dpcfl_net.results.privacy_statement import Statement, statement
@@ -268,8 +269,16 @@ class RunData:
             raise ConfigError(f"client {client} has no ledger in {self.path}: it is on the client's machine")
         return read_ledger(where)
 
-    def events(self, client: int) -> list[Event]:
-        """The mechanisms that a client's ledger was charged for, for `dpcfl.account`; errors as `ledger`."""
+    def events(self, client: int, adjacency: Adjacency | None = None) -> list[Event]:
+        """The mechanisms that a client's ledger was charged for, for `dpcfl.account` with the same adjacency; errors as `ledger`.
+
+        Args:
+            client: Client id.
+            adjacency: "zero-out" or "replace-one"; None: that of the run. Under "replace-one" a choice by counts of records has twice
+                the range.
+        """
+        if adjacency is not None:
+            return events_under(self.ledger(client), self.job, client, adjacency)
         return [event for _, events in charges_to(self.ledger(client), self.job, client) for event in events]
 
     def clients(self, data_root: Path | str | None = None) -> list[ClientSummary]:

@@ -86,6 +86,18 @@ def test_the_ledger_and_its_events_give_the_epsilon_that_was_spent(with_epsilon)
         with_epsilon.ledger(7)
 
 
+def test_events_under_the_other_adjacency_give_its_epsilon(with_epsilon):
+    """The charged events are those of zero-out: under replace-one a choice by counts of records has twice the range."""
+    stated = json.loads((with_epsilon.path / "run.json").read_text())["privacy"]["epsilon_replace_one"]
+    under = with_epsilon.events(0, "replace-one")
+    assert dpcfl.account(under, delta=1e-4, adjacency="replace-one")["epsilon"] == pytest.approx(stated, rel=1e-6)
+    assert with_epsilon.events(0, "zero-out") == with_epsilon.events(0)
+    as_charged = dpcfl.account(with_epsilon.events(0), delta=1e-4, adjacency="replace-one")
+    assert as_charged["epsilon"] < stated
+    assert "twice its range under zero-out" in as_charged["assumes"]
+    assert "assumes" not in dpcfl.account(with_epsilon.events(0), delta=1e-4)
+
+
 def test_the_transcript_is_what_the_server_saw(by_network, in_process):
     results = [message for message in by_network.transcript if message.kind == "RESULT"]
     assert {(message.direction, message.client) for message in results} == {("up", 0), ("up", 1)}

@@ -15,8 +15,13 @@ from dpcfl_net.privacy.accounting.accountant import calibrate, check_question, e
 from dpcfl_net.privacy.accounting.adaptive import filtered_epsilon
 from dpcfl_net.privacy.accounting.tuned import ASSUMES, Trials, tuned_epsilon
 from dpcfl_net.privacy.events.base import Event, event_types
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 
 NOISE = "noise_multiplier"
+RANGES = (
+    "each BoundedRangeSelection has the given range under replace-one: a choice by counts of records has twice its range under zero-out, "
+    "and the accountant doubles sensitivities of Gaussians only"
+)
 
 
 def account(document: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +40,7 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         The settings with "epsilon" (None for infinity, then with a "reason") and, if sought, "noise_multiplier"; with "tuned" also
-        "epsilon_of_one_trial", "gamma" of the law, and "assumes".
+        "epsilon_of_one_trial", "gamma" of the law, and "assumes"; "assumes" also with selections under "replace-one".
 
     Raises:
         ConfigError: Lists every unknown key and bad value, and the allowed ones.
@@ -69,10 +74,15 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(problems)
     try:
         if order is not None:
-            return _filtered(entries, order, settings)
-        return _answer(entries, target, settings) if trials is None else _tuned(entries, trials, settings)
+            answer = _filtered(entries, order, settings)
+        else:
+            answer = _answer(entries, target, settings) if trials is None else _tuned(entries, trials, settings)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    selects = any(entry["type"] == BoundedRangeSelection.__name__ for entry in entries)
+    if selects and settings["adjacency"] == "replace-one":
+        answer["assumes"] = "; ".join(filter(None, [answer.get("assumes"), RANGES]))
+    return answer
 
 
 def _answer(entries: list[dict[str, Any]], target: float | None, settings: dict[str, Any]) -> dict[str, Any]:
