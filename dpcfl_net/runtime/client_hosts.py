@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +116,9 @@ def _removed_if_refused(ledger: Ledger) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        ledger.close()
-        if ledger.is_new:
-            shutil.rmtree(ledger.folder)
+        with closing(ledger):  # removed while it is locked, so that no other process takes it for one that was there
+            if ledger.is_new:
+                shutil.rmtree(ledger.folder)
         raise
 
 
