@@ -170,6 +170,15 @@ class Gate:
             return Answer("refused", code=refusal.code, reason=refusal.reason)
         return known if isinstance(known, Answer) else self._compute(known, task, compute)
 
+    def end(self) -> None:
+        """Erase the keys of answers that are not stored if nothing is left to be asked; the same tasks are stale then.
+
+        A key would stay in the ledger, and whoever has it subtracts the noise of its release.
+        """
+        charges = self._ledger.charges(self.job_hash)
+        if charges and (charges[-1].round >= self.rounds or not any(self.remaining().values())):
+            self._ledger.erase_answered(self.job_hash)
+
     def spent(self) -> list[Event]:
         """List the events charged so far, those of truncated lines included."""
         return [event for entry in self._ledger.charges(self.job_hash) for event in entry.events]

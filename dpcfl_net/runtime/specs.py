@@ -152,6 +152,7 @@ class WorkerSpec:
         device: Device to compute on.
         relayed: Address of the client's relay, by client; `connect` for others.
         namespace: Network namespace to enter; None: none.
+        goodbye_ends: True if a goodbye of the coordinator means that the run has ended, as where no launcher starts clients on demand.
     """
 
     job: Path
@@ -168,6 +169,7 @@ class WorkerSpec:
     device: Device = CPU
     relayed: Mapping[int, str] = field(default_factory=dict)
     namespace: str | None = None
+    goodbye_ends: bool = False
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Worker:
         self._tasks = TaskQueue()
         self._answers: deque[tuple[str, Answer]] = deque()
         self._wake = WakePipe()
-        self._stop = False
+        self._stop = self._dismissed = False
         self._outbox: ObserverOutbox | None = None
         self._span: tuple[float, float] | None = None
         self._sent: deque[ClientEvent] = deque()  # results that have arrived, to be reported with the next task
@@ -112,6 +112,8 @@ class Worker:
                     self._work(event)
                 else:
                     self._report(now=True)
+            if self._dismissed and self.spec.goodbye_ends:
+                self.host.gate.end()
         finally:
             self.stop()
             self._wake.wake()
@@ -282,6 +284,7 @@ class Worker:
                         if self._idle:  # otherwise the report of the next task takes it along
                             self._tasks.put(event)
                     elif event.kind == "bye":
+                        self._dismissed = True
                         endpoint.bye()
                         abort = False
                         return

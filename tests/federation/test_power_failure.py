@@ -191,6 +191,27 @@ def test_whatever_a_power_failure_loses_an_answer_that_is_not_stored_repeats_its
     assert (True, 3) in computed
 
 
+def test_no_key_of_an_answer_outlives_the_run_and_its_ledger_opens_without_it(tmp_path):
+    """A ledger is copied to say what was spent: with the keys of the last two rounds went the noise of their releases."""
+    folder, step = tmp_path / "ledger", StatelessStep()
+    ledger, gate = open_gate(folder, most_stored=0, rounds=3)
+    for round in (1, 2):
+        ask(gate, round, compute=step)
+    gate.end()  # not yet: a server that crashed may ask again
+    assert ask(gate, 2, compute=step).status == "release"
+    ask(gate, 3, compute=step)
+    ledger.close()
+    written = (folder / "journal").read_bytes()
+    assert [key in written for key in step.keys] == [False, True, True, True]
+    for _ in range(2):
+        ledger, gate = open_gate(folder, most_stored=0, rounds=3)
+        gate.end()
+        assert ask(gate, 3, compute=forbidden).status == "stale"
+        ledger.close()
+        written = (folder / "journal").read_bytes()
+        assert not any(key in written for key in step.keys)
+
+
 class UnsteadyStep(StatelessStep):
     """A client step whose bits are those of no earlier computation, as after a move to another processor."""
 

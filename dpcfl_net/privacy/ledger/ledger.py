@@ -20,8 +20,8 @@ A task costs two flushes, one before data is touched and one before the answer l
    result and key; the next opening erases the key.
 
 A large result that can be computed again is not stored (`store` with `repeatable`): step 4 marks the slot with the hash of the
-result and flushes that instead, and the key stays until the result is two rounds old, as long as a stored result would. An equal
-request is computed again from key, request and the state before it. If the bits differ from the hash, nothing is sent: one draw
+result and flushes that instead, and the key stays until the result is two rounds old, as long as a stored result would, or until
+`erase_answered` at the end of the run. An equal request is computed again from key, request and the state before it. If the bits differ from the hash, nothing is sent: one draw
 never leaves with two roundings. A crash before the mark is whole means that no answer was sent: as in step 3.
 
 Edits and rollbacks: the journal counts the lines, holds the last of them, and notes up to which line ledger.jsonl was flushed, at the
@@ -244,6 +244,20 @@ class Ledger:
             self._prune(entry.job)
         return answer
 
+    def erase_answered(self, job: str) -> None:
+        """Erase the keys of answered requests of `job` whose results are not stored; they are `Expired` then.
+
+        Args:
+            job: Hash of the signed protocol.
+
+        Raises:
+            LedgerError: "ledger-closed" after `close` or a failed write.
+        """
+        with self._writing():
+            for sequence in self._open_journal.with_key(answered=True):
+                if self._entries[sequence].job == job:
+                    self._open_journal.erase(sequence)
+
     def state(self, job: str, before: int | None = None) -> bytes | None:
         """Read the newest client state of `job`, or the newest before the debit with number `before`; None before the first."""
         return self._releases.state(job, before)
@@ -354,7 +368,8 @@ class Ledger:
             mine = [entry for entry in answered if entry.job == job]
             kept = recent_rounds(entry.round for entry in mine)
             for entry in mine:
-                erased = slots[entry.sequence].key is None
+                # With a mark it was answered and is not stored: its key may be erased at the end of the run.
+                erased = slots[entry.sequence].key is None and not slots[entry.sequence].answered
                 if erased and entry.round in kept and entry.sequence not in self._releases:
                     raise broken(f"{self.folder / RELEASES}: the result of entry {entry.sequence} is missing")
 

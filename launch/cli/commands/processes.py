@@ -159,7 +159,7 @@ def worker(
     run_worker(
         WorkerSpec(
             job, client, connect, observer, keys, key, ledgers, terms, data_root, (turns, 1) if turns else None,
-            orphan_timeout, Device(gpu),
+            orphan_timeout, Device(gpu), goodbye_ends=True,
         )
     )  # fmt: skip
 
