@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.federation.round_counts import RoundCounts
+from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
 
 if TYPE_CHECKING:
     from dpcfl_net.federation.base import Federation
@@ -126,7 +126,7 @@ def gather(fed: Federation, count: int, among: Collection[int] | None = None) ->
     fed.counts.add_call(
         [outcome.client for outcome in found], [outcome.client for outcome in found if outcome.release is not None]
     )
-    needed, answered = int(np.ceil(fed.quorum * count)), len(fed.counts.answered) + len(fed.lost)
+    needed, answered = answers_needed(fed.quorum, count), len(fed.counts.answered) + len(fed.lost)
     if answered < needed:
         raise RunFailed(
             f"round {fed.round}: {answered} of {count} buffered participations were answered, the quorum is "

@@ -17,7 +17,7 @@ from dpcfl_net.federation.asynchronous import Outcome, Participation, RawRelease
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.federation.round_counts import RoundCounts
+from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
 from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class Federation:
         if self.counts.round != self.round:
             self.counts = RoundCounts(self.round, self.away(self.round))
         asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
-        self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
+        self.needed = answers_needed(self.quorum if quorum is None else quorum, len(asked))
         self.reasons = {}
         return {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
 

@@ -20,6 +20,7 @@ from dpcfl_net.federation.client_pool import ClientPool
 from dpcfl_net.federation.in_order import InOrder, Take
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.federation.pause import UNHEARD, Pause, PauseListener, below_quorum
+from dpcfl_net.federation.round_counts import answers_needed
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class NetworkFederation(Federation):
             self._wait_for(set(self.clients), len(self.clients), RETURN_S)
             return
         expected = set(self.clients) - set(self.away(t))
-        needed = int(np.ceil(self.quorum * len(expected)))
+        needed = answers_needed(self.quorum, len(expected))
         absent = self._wait_for(expected, len(expected), self.join_timeout_s)
         problem = f"clients {_listed(sorted(absent))} did not join within {self.join_timeout_s:g} s"
         if len(expected) - len(absent) < needed <= len(expected) - len(absent & self._unreachable) and self.pause_s:

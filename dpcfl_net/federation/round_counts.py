@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
+
+
+def answers_needed(quorum: float, asked: int) -> int:
+    """Compute the number of answers that a quorum needs, for example 7 for 0.28 of 25.
+
+    Args:
+        quorum: Fraction of the asked clients, in decimal as the configuration gives it.
+        asked: Number of clients that are asked.
+    """
+    return math.ceil(Fraction(str(quorum)) * asked)  # in binary, 0.28 * 25 is slightly above 7
 
 
 @dataclass

@@ -28,6 +28,7 @@ from dpcfl_net.federation.group_messages import (
 from dpcfl_net.federation.in_order import Take
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import NetworkFederation, Report
+from dpcfl_net.federation.round_counts import answers_needed
 from dpcfl_net.transport.endpoint import ServerEndpoint
 
 
@@ -86,7 +87,7 @@ class TreeFederation(Federation):
             self._calls.join(t)
         except RunFailed as failure:
             raise RunFailed(_of_aggregators(str(failure))) from None
-        expected, needed = len(self.clients), int(np.ceil(self.quorum * len(self.clients)))
+        expected, needed = len(self.clients), answers_needed(self.quorum, len(self.clients))
         if t <= self.protocol.rounds and self.live < needed:
             raise RunFailed(
                 f"the aggregators of {self.live} of {expected} clients have joined, the quorum is {needed} (runtime.quorum is "

@@ -27,10 +27,12 @@ from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
 
+REFUSED = Answer("refused", code="quota", reason="no train is left")
 
-def made(folder, **changes):
+
+def made(folder, clients=4, **changes):
     document = {**SMALL, "data": {"dataset": "digits", "clients": [2, 2]}, "algorithm": {"name": "global"}, "rounds": 2}
-    make_keys(folder, 4)
+    make_keys(folder, clients)
     return make_job(config.resolve({**document, **changes}), folder), folder
 
 
@@ -157,11 +159,27 @@ def test_a_failure_below_the_quorum_tells_why_clients_gave_no_release(job):
 
     class Refusing:
         def answer(self, task):
-            return Answer("refused", code="quota", reason="no train is left")
+            return REFUSED
 
     fed = InProcessFederation(protocol, dict.fromkeys(range(4), Refusing()))
     with pytest.raises(RunFailed, match=r"0 of 4 clients answered, .*; client 0 and 3 more: refused quota: no train is left$"):
         fed.call(algorithm_of(protocol).train, common={"model": theta})
+
+
+def test_a_quorum_is_a_decimal_fraction_of_the_asked_clients(tmp_path):
+    class Scripted:
+        def __init__(self, answers):
+            self.answers = answers
+
+        def answer(self, task):
+            return Answer("release", pack({"update": np.zeros(6090, np.float32)})) if self.answers else REFUSED
+
+    protocol = made(tmp_path, clients=25, data={"dataset": "digits", "clients": [13, 12]})[0].protocol
+    call = lambda fed: fed.call(algorithm_of(protocol).train, common={"model": np.zeros(6090, np.float32)})  # noqa: E731
+    seven, six = ({client: Scripted(client < count) for client in range(25)} for count in (7, 6))
+    assert len(call(InProcessFederation(protocol, seven, quorum=0.28))) == 7
+    with pytest.raises(RunFailed, match="6 of 25 clients answered, the quorum is 7"):
+        call(InProcessFederation(protocol, six, quorum=0.28))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
