@@ -14,7 +14,6 @@ from dpcfl_net.transport import messages
 from dpcfl_net.transport.header_rules import RULES
 
 KINDS = ("HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE")
-HEX = "0123456789abcdef"
 WORDS = (
     "",
     "train",

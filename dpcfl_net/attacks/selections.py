@@ -101,7 +101,7 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
     sentences = _sentences(recording, own)
     if other is not None and theirs is not None:
         sentences.append(f"{other.name}, for comparison: {_measured(other, theirs)}.")
-    columns, rows = _table(recording, own, other, theirs)
+    columns, rows = _table(own, other, theirs)
     return AttackResult(
         name="selections",
         title="What cluster choices reveal to the server",
@@ -160,9 +160,7 @@ def _range(values: Sequence[float], form: str = ".4g") -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _table(
-    recording: Recording, own: Curves, other: Recording | None, theirs: Curves | None
-) -> tuple[list[str], list[list[str]]]:
+def _table(own: Curves, other: Recording | None, theirs: Curves | None) -> tuple[list[str], list[list[str]]]:
     columns = ["choices", "measured", "expected from the scores", "at most (epsilon = eta N)", "one record (epsilon = eta)"]
     lines = [own.measured, own.predicted, own.at_most, own.one_record]
     if other is not None and theirs is not None:

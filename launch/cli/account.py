@@ -16,7 +16,7 @@ from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.results.number_format import at_most
 
-MOST_STEPS, MOST_COUNT = 1_000_000_000, 1_000_000_000
+MOST_STEPS = 1_000_000_000
 RECORD, CLIENT = "record", "client"
 SAMPLINGS = ("poisson", "allocation")
 GIVE_A_UNIT = "give --records (privacy of one record of a client) or --clients (privacy of one client)"

@@ -11,7 +11,7 @@ from dpcfl_net.attacks.conformance.findings import LEVEL, MISS, MOST_TESTS
 from dpcfl_net.attacks.conformance.probes import columns
 
 QUICK_MISS = 0.2
-FEWEST_CALLS, MOST_CALLS = 5, 500
+MOST_CALLS = 500
 STEPS, EPOCHS = 200, 5  # of a run of a function with the option `steps`, at most one of them exceeded
 _FREE_OF_HALVES = 2
 

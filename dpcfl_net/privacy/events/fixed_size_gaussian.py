@@ -56,7 +56,7 @@ class FixedSizeGaussian(Mechanism):
     @property
     def unprotected(self) -> str:
         """See `Event`."""
-        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.MIN_NOISE else ""
+        return gaussian.unprotected(self.noise_multiplier)
 
     @property
     def weight(self) -> float:
@@ -73,11 +73,7 @@ class FixedSizeGaussian(Mechanism):
 
     def check(self, adjacency: Adjacency, accountant: str) -> None:
         """See `Composable`."""
-        if adjacency != "replace-one":
-            raise ValueError(
-                f'FixedSizeGaussian holds for adjacency "replace-one" only, got {adjacency!r}: in a sample of fixed size a member '
-                "that is left out makes room for another"
-            )
+        check_replace_one("FixedSizeGaussian", adjacency)
 
     def losses(self, adjacency: Adjacency, interval: float) -> list[tuple[tuple[Losses, ...], int]]:
         """See `Composable`."""
@@ -94,6 +90,20 @@ class FixedSizeGaussian(Mechanism):
     def spread(self, adjacency: Adjacency) -> LossSpread:
         """See `Composable`."""
         return gaussian.gaussian_spread(self.noise_multiplier, self.sampling_rate, self.steps, symmetric=True)
+
+
+def check_replace_one(event: str, adjacency: Adjacency) -> None:
+    """ValueError for another adjacency than that of samples of fixed size.
+
+    Args:
+        event: Name of the event.
+        adjacency: The adjacency that epsilon is asked for.
+    """
+    if adjacency != "replace-one":
+        raise ValueError(
+            f'{event} holds for adjacency "replace-one" only, got {adjacency!r}: in a sample of fixed size a member that is left out '
+            "makes room for another"
+        )
 
 
 @lru_cache(maxsize=8)

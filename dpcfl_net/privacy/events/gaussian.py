@@ -15,7 +15,6 @@ from dpcfl_net.privacy.events.base import LossSpread, check_number
 
 # Less noise than the first has no guarantee. More than the second is counted as the second.
 MIN_NOISE, MAX_NOISE = 1e-3, 1e9
-TOO_LITTLE_NOISE = f"a noise multiplier below {MIN_NOISE:g} protects nothing"
 MOST_DOCUMENT_NOISE = 1e15
 # The divergences of sampled Gaussians are rounded to 1e-16, which a smaller grid interval would show.
 MIN_INTERVAL = 1e-7
@@ -31,6 +30,11 @@ def check_noise(noise_multiplier: float) -> None:
     """ValueError if a noise multiplier is not positive and finite."""
     if not 0 < check_number("noise_multiplier", noise_multiplier) < math.inf:
         raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier!r}")
+
+
+def unprotected(noise_multiplier: float) -> str:
+    """Say that the noise is too small for a guarantee; empty if it is not (see `Event.unprotected`)."""
+    return f"a noise multiplier below {MIN_NOISE:g} protects nothing" if noise_multiplier < MIN_NOISE else ""
 
 
 def gaussian_weight(noise: float, rate: float, steps: int) -> float:

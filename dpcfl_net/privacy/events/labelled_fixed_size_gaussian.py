@@ -13,7 +13,7 @@ from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.accounting.composition import Losses, symmetric
 from dpcfl_net.privacy.events import gaussian
 from dpcfl_net.privacy.events.base import Composable, Event, LossSpread, Mechanism, check_number
-from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian, check_replace_one
 from dpcfl_net.privacy.events.randomised_response import MOST, RandomisedResponse
 
 
@@ -66,7 +66,7 @@ class LabelledFixedSizeGaussian(Mechanism):
     @property
     def unprotected(self) -> str:
         """See `Event`."""
-        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.MIN_NOISE else ""
+        return gaussian.unprotected(self.noise_multiplier)
 
     @property
     def weight(self) -> float:
@@ -90,11 +90,7 @@ class LabelledFixedSizeGaussian(Mechanism):
 
     def check(self, adjacency: Adjacency, accountant: str) -> None:
         """See `Composable`."""
-        if adjacency != "replace-one":
-            raise ValueError(
-                f'LabelledFixedSizeGaussian holds for adjacency "replace-one" only, got {adjacency!r}: in a sample of fixed size a '
-                "member that is left out makes room for another"
-            )
+        check_replace_one("LabelledFixedSizeGaussian", adjacency)
         if accountant == "rdp":
             raise ValueError('accountant "rdp" has no bound for LabelledFixedSizeGaussian: use accountant "pld"')
 

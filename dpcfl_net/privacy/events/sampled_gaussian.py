@@ -52,7 +52,7 @@ class SampledGaussian(Mechanism):
     @property
     def unprotected(self) -> str:
         """See `Event`."""
-        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.MIN_NOISE else ""
+        return gaussian.unprotected(self.noise_multiplier)
 
     @property
     def weight(self) -> float:
