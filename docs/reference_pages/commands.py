@@ -75,7 +75,7 @@ def _parameters(command: Callable[..., None]) -> Iterator[_Parameter]:
         meaning = "; ".join(filter(None, (info.help or "", _limits(info))))
         if type(info).__name__ == "ArgumentInfo":
             shown = info.metavar or name.upper()
-            usage = shown if required or shown.startswith("[") else f"[{shown}]"
+            usage = (shown if required else f"[{shown}]") + "..." * _is_many(kind)
             yield _Parameter(usage, (code(shown), "", default, meaning))
             continue
         declared = (info.default, *(info.param_decls or ()))  # within Annotated, typer takes the first name for a default
@@ -86,6 +86,11 @@ def _parameters(command: Callable[..., None]) -> Iterator[_Parameter]:
         value = "" if kind is bool else info.metavar or _value(_inner(kind))
         usage = f"{names[0]} {value}" if required else ""
         yield _Parameter(usage, (", ".join(map(code, names)), code(value), default, meaning))
+
+
+def _is_many(kind: Any) -> bool:
+    """Return True if an argument may be repeated."""
+    return any(typing.get_origin(part) is list for part in (kind, *typing.get_args(kind)))
 
 
 def _inner(kind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from cli_cases import call
 from conftest import ROOT, dpcfl, write_config
 
+from dpcfl_net.launch.cli import main
 from dpcfl_net.transport.keys import make_keys
 
 
@@ -166,6 +168,27 @@ def test_a_command_without_arguments_shows_its_help():
         done = dpcfl(*arguments)
         assert (done.returncode, done.stderr) == (2, "")
         assert done.stdout.lstrip().startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (["run"], "CONFIG KEY=VALUE"),
+        (["sweep"], "CONFIG KEY=VALUE,VALUE"),
+        (["compare"], "RUN|SWEEP"),
+        (["reproduce"], "FIGURE"),
+        (["conformance"], "FUNCTION CLAIM"),
+        (["worker"], "JOB"),
+        (["diff"], "MINE THEIRS"),
+        (["data", "fetch"], "NAME"),
+    ],
+)
+def test_help_names_arguments_in_capitals_with_one_pair_of_brackets(command, arguments, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    usage = capsys.readouterr().out.partition("\n")[0]
+    said = [re.sub(r"^[\[{](.*)[\]}](\.\.\.)?$", r"\1", word) for word in usage.partition(" [OPTIONS] ")[2].split()]
+    assert " ".join(said) == arguments, usage
 
 
 def test_the_version_is_printed_by_both_doors():

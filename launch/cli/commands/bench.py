@@ -26,6 +26,7 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
+            metavar="WHAT",
             help="dpsgd, resnet, epoch, start, clients, curves, tree, noop, round, mixture, aggregate, wire, secure or accounting: one "
             "row; all: every row; live: a thousand clients on this machine; gpu: 21 workers on one GPU",
             autocompletion=completion.one_of(BENCHMARKS),

@@ -11,7 +11,7 @@ from dpcfl_net.launch.cli.commands.parameters import AsJson
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...", help="folders of runs or sweeps")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP", help="folders of runs or sweeps")],
     force: Annotated[bool, typer.Option("--force", help="compare runs whose privacy or data differ, and mark them")] = False,
     form: Annotated[
         Literal["table", "latex", "csv"], typer.Option("--format", help="how to print the table; --csv writes single runs")

@@ -20,9 +20,9 @@ MOST_SEED = 2**63 - 1
 def conformance(
     adapter: Annotated[
         str | None,
-        typer.Argument(metavar="[FUNCTION]", help="module:function or path/to/file.py:function that trains on given records"),
+        typer.Argument(metavar="FUNCTION", help="module:function or path/to/file.py:function that trains on given records"),
     ] = None,
-    claim: Annotated[Path | None, typer.Argument(metavar="[CLAIM]", help="YAML file of its claim")] = None,
+    claim: Annotated[Path | None, typer.Argument(metavar="CLAIM", help="YAML file of its claim")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="fewer calls of the function; small violations can be overlooked")
     ] = False,

@@ -21,6 +21,7 @@ def fetch(
     name: Annotated[
         str,
         typer.Argument(
+            metavar="NAME",
             help="mnist, fashion-mnist, cifar10, cifar100, or emnist-balanced, which gets all parts of EMNIST",
             autocompletion=completion.one_of(FETCHABLE),
         ),

@@ -37,8 +37,8 @@ def configs(as_json: AsJson = False) -> None:
 
 
 def diff(
-    mine: Annotated[Path, typer.Argument(help="protocol.json of a job")],
-    theirs: Annotated[Path, typer.Argument(help="protocol.json of another job")],
+    mine: Annotated[Path, typer.Argument(metavar="MINE", help="protocol.json of a job")],
+    theirs: Annotated[Path, typer.Argument(metavar="THEIRS", help="protocol.json of another job")],
 ) -> None:
     """Show where two protocol.json files differ.
 

@@ -64,19 +64,21 @@ def use_log_level(level: str | None) -> str | None:
 
 
 NO_CONFIG = "give a configuration (a YAML file or a name that `dpcfl configs` lists), or --resume RUN"
-_CONFIG = typer.Argument(help="YAML file, or a name that `dpcfl configs` lists", autocompletion=completion.configurations)
+_CONFIG = typer.Argument(
+    metavar="CONFIG", help="YAML file, or a name that `dpcfl configs` lists", autocompletion=completion.configurations
+)
 Config = Annotated[Path, _CONFIG]
 OptionalConfig = Annotated[Path | None, _CONFIG]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="settings to change, e.g. privacy.epsilon=3 algorithm=global",
         autocompletion=completion.overrides,
     ),
 ]
 Out = Annotated[Path, typer.Option(help="parent of the run folder")]
-Resume = Annotated[Path | None, typer.Option(help="run folder; resume this run that stopped, crashed or failed")]
+Resume = Annotated[Path | None, typer.Option(help="resume the run in this folder after it stopped, crashed or failed")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout, and all messages on stderr")]
 LogLevel = Annotated[

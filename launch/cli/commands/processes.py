@@ -20,7 +20,7 @@ from dpcfl_net.launch.cli.commands.parameters import (
 
 
 def keygen(
-    folder: Annotated[Path, typer.Argument(help="folder for the keys")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the keys")],
     clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")],
     aggregators: Annotated[int, typer.Option(min=0, max=1_000, help="number of aggregators (runtime.aggregators)")] = 0,
     identities: Annotated[
@@ -41,7 +41,7 @@ def keygen(
 
 
 def coordinator(
-    protocol: Annotated[Path, typer.Argument(help="protocol.json, the public part of a job")],
+    protocol: Annotated[Path, typer.Argument(metavar="PROTOCOL", help="protocol.json, the public part of a job")],
     bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5700")],
     keys: Annotated[Path, typer.Option(help="folder with the coordinator's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
@@ -73,7 +73,7 @@ def coordinator(
 
 
 def aggregator(
-    protocol: Annotated[Path, typer.Argument(help="protocol.json, the public part of a job")],
+    protocol: Annotated[Path, typer.Argument(metavar="PROTOCOL", help="protocol.json, the public part of a job")],
     number: Annotated[int, typer.Option(min=0, max=999, help="number of this aggregator in the job, from 0")],
     bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5702")],
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
@@ -103,7 +103,7 @@ def aggregator(
 
 
 def worker(
-    job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="folder with both parts of the job")],
     client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="id of this client in the job")],
     connect: Annotated[str, typer.Option(help="address of the coordinator, or of this client's aggregator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
@@ -165,7 +165,7 @@ def worker(
 
 
 def observer(
-    job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="folder with both parts of the job")],
     bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5701")],
     keys: Annotated[Path, typer.Option(help="folder with the observer's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],

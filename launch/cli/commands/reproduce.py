@@ -16,7 +16,8 @@ def reproduce(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            help="names that --list shows, e.g. r-dpcfl/fig3; all: every figure without a result; matrix: render the results"
+            metavar="FIGURE",
+            help="names that --list shows, e.g. r-dpcfl/fig3; all: every figure without a result; matrix: render the results",
         ),
     ] = None,
     scale: Annotated[str, typer.Option(help="laptop: sizes for two cores; paper: the paper's settings")] = "laptop",

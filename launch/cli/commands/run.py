@@ -254,7 +254,8 @@ def export(
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP", help="folder of a run or a sweep")],
     alone: Annotated[
-        Path | None, typer.Option(help="run of `local` on the same data: mark the clients that fare worse than there")
+        Path | None,
+        typer.Option(help="folder of a run of `local` on the same data: mark clients that are less accurate than in it"),
     ] = None,
 ) -> None:
     """Rewrite the report of a run or sweep.

@@ -16,7 +16,7 @@ def sweep(
     axes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE,VALUE]...",
+            metavar="KEY=VALUE,VALUE",
             help="settings and their values, e.g. privacy.epsilon=3,5,15 seed=0:4 algorithm=r-dpcfl,local",
             autocompletion=completion.overrides,
         ),
