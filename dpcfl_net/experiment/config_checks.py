@@ -79,7 +79,7 @@ def combination_problems(config: Config) -> list[str]:
     problems += _audit_problems(config)
     if config.availability.clients and config.capabilities.asynchronous:
         problems.append(
-            "availability names rounds of clients: algorithm.asynchronous must be null, since clients have no common rounds"
+            "availability names rounds of clients: algorithm.asynchronous must be null, since asynchronous clients have no common rounds"
         )
     problems += _network_problems(config)
     problems += communication_problems(config.communication, config.privacy, config.audit.canaries)
@@ -105,7 +105,7 @@ def _device_problems(runtime: RuntimeSettings) -> list[str]:
         problems.append(f"runtime.gpus is {runtime.gpus}: runtime.device must be cuda or auto with it, got {runtime.device!r}")
     if runtime.federation == "in-process" and (runtime.gpus or runtime.device not in ("auto", "cpu")):
         problems.append(
-            f"runtime.device is {runtime.device!r}, runtime.gpus {runtime.gpus}: must be auto or cpu, and none, where "
+            f"runtime.device is {runtime.device!r}, runtime.gpus {runtime.gpus}: must be auto or cpu, and empty, where "
             "runtime.federation is 'in-process', which computes on the CPU"
         )
     return problems
@@ -176,7 +176,10 @@ def _pace_problems(config: Config) -> list[str]:
     local, problems = config.local, []
     secret_coins = config.privacy.secure and config.privacy.unit == "client"
     if local.deadline_s is not None and local.pace != "constant" and not secret_coins:
-        problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
+        problems.append(
+            f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}, or to privacy.unit client with "
+            "privacy.trust secure-aggregation"
+        )
     if local.pace == "constant" and config.capabilities.plain_sgd:
         problems.append(f"local.pace is 'constant': belongs to DP-SGD, which {config.algorithm['name']} does not run here")
     if local.pace == "constant" and config.ledger.scope == "dataset":
@@ -263,7 +266,9 @@ def _network_problems(config: Config) -> list[str]:
             "transfers take their real time"
         )
     if network.clock == "virtual" and config.capabilities.asynchronous:
-        problems.append("network.clock is 'virtual': algorithm.asynchronous must be null, which has separate virtual durations")
+        problems.append(
+            "network.clock is 'virtual': algorithm.asynchronous must be null, since it has separate virtual `durations`"
+        )
     if network.clock == "virtual" and network.how != "off":
         problems.append(f"network.how is {network.how!r}: must be 'off' where network.clock is 'virtual', which sends nothing")
     if network.how != "off" and federation != "network":

@@ -231,7 +231,15 @@ TOGETHER = [
         ["rounds is 5000", "times 800 clients", "must be at most 2,000,000"],
     ),
     ({"runtime.federation": "in-process", "output.transcript": "headers"}, ["output.transcript must be off"]),
-    ({"runtime.federation": "in-process", "runtime.device": "cuda"}, ["runtime.device is 'cuda'", "must be auto or cpu"]),
+    ({"runtime.federation": "in-process", "runtime.device": "cuda"}, ["runtime.device is 'cuda'", "must be auto or cpu, and empty"]),
+    (
+        {"network.clock": "virtual", "runtime.federation": "in-process", "algorithm": "{name: global, asynchronous: {buffer: 2}}"},
+        ["network.clock is 'virtual'", "must be null, since it has separate virtual `durations`"],
+    ),
+    (
+        {"availability.clients": "{3: [[1, 5]]}", "algorithm": "{name: global, asynchronous: {buffer: 2}}"},
+        ["must be null, since asynchronous clients have no common rounds"],
+    ),
     ({"runtime.gpus": "[GPU-1]", "runtime.device": "cpu"}, ["runtime.gpus is ['GPU-1']", "must be cuda or auto"]),
     ({"privacy.adjacency": "replace-one", "privacy.accountant": "rdp"}, ["privacy.accountant is 'rdp'", "use 'pld'"]),
     ({"algorithm.name": "em-fdro", "algorithm.clients_per_round": "2"}, ["data.validation is 0", "data: {validation: 0.1}", "data.validation=0.1"]),

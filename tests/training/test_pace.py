@@ -140,7 +140,10 @@ def test_a_trusted_servers_statement_says_that_rounds_show_their_sample(tmp_path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"local": {"deadline_s": 2.0}}, "local.deadline_s is 2: belongs to local.pace constant"),
+        (
+            {"local": {"deadline_s": 2.0}},
+            "local.deadline_s is 2: belongs to local.pace constant, got 'free', or to privacy.unit client with",
+        ),
         ({"local": {"pace": "constant"}, "ledger": {"scope": "dataset", "root": "x"}}, "ledger.scope must be 'run'"),
         (
             {
