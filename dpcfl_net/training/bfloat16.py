@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from dpcfl_net.privacy.clipping import GradientBlock, Rows
 
 if TYPE_CHECKING:
-    from dpcfl_net.training.gradient_engines import Engine
+    from dpcfl_net.training.engine import Engine
     from dpcfl_net.training.layers import Conv
 
 _TOGETHER = 16

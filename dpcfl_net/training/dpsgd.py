@@ -24,8 +24,9 @@ from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.batches import drawn_rows
 from dpcfl_net.training.dpsgd_steps import Sums, stepper, tensor
+from dpcfl_net.training.engine import Engine, Forward
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.gradient_engines import Engine, Forward, choose, processor
+from dpcfl_net.training.gradient_engines import choose, processor
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.physical_batches import SameBits, padded, sizes, slots_for

@@ -5,47 +5,22 @@ from __future__ import annotations
 import textwrap
 import warnings
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import clipping, synthetic
+from dpcfl_net.privacy import synthetic
 from dpcfl_net.training import deep_layers, devices, gradient_errors, layer_rules
 from dpcfl_net.training.deep_path import DeepPath
+from dpcfl_net.training.engine import Engine
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.opacus_path import OpacusPath
 from dpcfl_net.training.vmap_path import VmapPath
 
 PATHS = ("fast", "deep", "opacus", "vmap")
-
-
-class Forward(Protocol):
-    """A way to run a model."""
-
-    def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return logits, (n, classes), of x, (n, ...), under theta, (p,)."""
-
-
-class Engine(Forward, Protocol):
-    """A way to compute per-record gradients."""
-
-    def gradients(
-        self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> tuple[torch.Tensor, list[clipping.GradientBlock]]:
-        """Compute per-record gradients of the cross-entropy.
-
-        Args:
-            theta: Parameters, (p,); the dtype is the precision.
-            x: Records, (n, ...) float32.
-            y: Labels, (n,) int64.
-
-        Returns:
-            Logits, (n, classes), and blocks that together hold each record's gradient, (p,).
-        """
 
 
 def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) -> tuple[str, Engine]:

@@ -17,7 +17,7 @@ from dpcfl_net.training import devices
 from dpcfl_net.training.plain_path import fill
 
 if TYPE_CHECKING:
-    from dpcfl_net.training.gradient_engines import Engine
+    from dpcfl_net.training.engine import Engine
 
 # Relative to the gradient's norm. On real models of up to 121 layers rounding in float32 stays below 3e-5, while an engine's
 # mistake (a missing term, another record's row) exceeds 0.25 at `synthetic.parameters`. A sound model whose rectifiers flip by

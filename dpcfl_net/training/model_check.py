@@ -20,7 +20,8 @@ from dpcfl_net.privacy import synthetic
 from dpcfl_net.privacy.synthetic import RECORDS
 from dpcfl_net.training import gradient_errors, layer_rules, memory
 from dpcfl_net.training.dpsgd import Evaluator
-from dpcfl_net.training.gradient_engines import Engine, choose
+from dpcfl_net.training.engine import Engine
+from dpcfl_net.training.gradient_engines import choose
 from dpcfl_net.training.gradient_errors import GRADIENT_BOUND
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.physical_batches import slots_for

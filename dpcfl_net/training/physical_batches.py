@@ -34,7 +34,7 @@ from torch import nn
 from dpcfl_net.privacy import synthetic
 
 if TYPE_CHECKING:
-    from dpcfl_net.training.gradient_engines import Engine
+    from dpcfl_net.training.engine import Engine
 
 LARGEST = 80
 # Each size is compared once, and takes room in oneDNN's cache of kernels. Below 4 slots products take other kernels.

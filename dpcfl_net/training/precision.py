@@ -12,7 +12,7 @@ from dpcfl_net.training import devices
 if TYPE_CHECKING:
     from torch import nn
 
-    from dpcfl_net.training.gradient_engines import Engine
+    from dpcfl_net.training.engine import Engine
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 PATHS = ("fast", "deep")  # engines whose passes were checked in bfloat16

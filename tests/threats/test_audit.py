@@ -20,9 +20,10 @@ from scipy.stats import binom, norm
 
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.attacks.audit import bounds
-from dpcfl_net.attacks.audit.audit import audit_run, judge
+from dpcfl_net.attacks.audit.audit import audit_run
 from dpcfl_net.attacks.audit.bounds import Errors, Tail, TradeOff, by_gdp, by_guesses, gdp_epsilon
 from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD, SEED, SERVER, TWO_CLIENTS, TWO_ROUNDS, Scores
+from dpcfl_net.attacks.audit.judgement import judge
 from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.attacks.audit.scores import PairScores, likelihood, noise_deviation, round_differences
 from dpcfl_net.core import tensors

@@ -15,7 +15,8 @@ from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
-from dpcfl_net.training.gradient_engines import Engine, choose
+from dpcfl_net.training.engine import Engine
+from dpcfl_net.training.gradient_engines import choose
 from dpcfl_net.training.physical_batches import LARGEST, likely_sizes, sizes, slots_for, unit
 
 torch.set_num_threads(1)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpcfl_net.attacks.audit.bounds import SHARES, TAIL, TradeOff
 from dpcfl_net.attacks.audit.gather import LIKELIHOOD, SERVER
+from dpcfl_net.attacks.audit.judgement import Bounds
 from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.report import figures
 from dpcfl_net.results.attack_results import AttackResult
-
-if TYPE_CHECKING:
-    from dpcfl_net.attacks.audit.audit import Bounds
 
 COLUMNS = ["view", "score", "in, missed", "out, accused", "(a) guesses", "(b) mu-GDP", "(c) tail", "noise/stated", "the claim"]
 

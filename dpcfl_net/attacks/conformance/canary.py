@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from dpcfl_net.attacks.audit import scores
-from dpcfl_net.attacks.audit.audit import ALPHA, Bounds, judge
 from dpcfl_net.attacks.audit.bounds import TradeOff
 from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD, Scores
+from dpcfl_net.attacks.audit.judgement import ALPHA, Bounds, judge
 from dpcfl_net.attacks.conformance.accounting import mechanism, provable
 from dpcfl_net.attacks.conformance.claim import Claim
 from dpcfl_net.attacks.conformance.findings import FAIL, LEVEL, PASS, Check, Finding
