@@ -59,12 +59,7 @@ def combination_problems(config: Config) -> list[str]:
             missing = error
         except ConfigError as error:
             problems += error.problems
-    if config.ledger.scope == "dataset" and config.ledger.root is None:
-        problems.append("ledger.root is missing: scope dataset needs a folder that is kept after the run")
-    if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
-        problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
-    if config.ledger.scope == "dataset" and not config.runtime.durable:
-        problems.append("runtime.durable is false: ledger.scope 'dataset' composes all runs on a record and needs true")
+    problems += _ledger_problems(config)
     problems += _privacy_problems(config)
     problems += config.privacy.epsilon_problems(sum(config.data.clients))
     problems += secure_sum_problems(config)
@@ -72,7 +67,6 @@ def combination_problems(config: Config) -> list[str]:
         problems.append("output.transcript must be off where runtime.federation is 'in-process', which sends no messages")
     problems += _device_problems(config.runtime)
     problems += _aggregator_problems(config)
-    problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _sampling_problems(config)
     problems += _precision_problems(config)
@@ -83,15 +77,7 @@ def combination_problems(config: Config) -> list[str]:
         )
     problems += _network_problems(config)
     problems += communication_problems(config.communication, config.privacy, config.audit.canaries)
-    if config.output.personal_models and not config.capabilities.personal:
-        problems.append(
-            f"output.personal_models is true: must be false, since {config.algorithm['name']} has no personal models"
-        )
-    if config.data.central_test is not None and config.capabilities.personal:
-        problems.append(
-            f"data.central_test is {config.data.central_test}: must be null with {config.algorithm['name']}, whose personal models "
-            "stay with their clients, so that the observer cannot evaluate them"
-        )
+    problems += _personal_model_problems(config)
     problems += config.algorithm_class.problems(config.options, config.setting)
     if missing is not None and not problems:
         raise missing
@@ -222,15 +208,35 @@ def _precision_problems(config: Config) -> list[str]:
 
 
 def _ledger_problems(config: Config) -> list[str]:
-    """Problem of a record book that would miss clients of the run."""
-    clients, live = sum(config.data.clients), config.runtime.max_live_workers
-    whole = config.runtime.federation == "in-process" or clients <= live
-    if (config.ledger.scope, config.privacy.trust) != ("dataset", "trusted-server") or whole:
-        return []
-    return [
-        f"ledger.scope is 'dataset': with a trusted server the guarantee concerns every client of the roster, but clients that "
-        f"are never started have no record book; runtime.max_live_workers must be at least {clients}, got {live}"
-    ]
+    """Problems of the section `ledger`."""
+    ledger, clients, live, problems = config.ledger, sum(config.data.clients), config.runtime.max_live_workers, []
+    if ledger.scope == "run":
+        if ledger.root or ledger.budget:
+            problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
+        return problems
+    if ledger.root is None:
+        problems.append("ledger.root is missing: scope dataset needs a folder that is kept after the run")
+    if not config.runtime.durable:
+        problems.append("runtime.durable is false: ledger.scope 'dataset' composes all runs on a record and needs true")
+    if config.privacy.trust == "trusted-server" and config.runtime.federation == "network" and clients > live:
+        problems.append(
+            "ledger.scope is 'dataset': with a trusted server the guarantee concerns every client of the roster, but clients that "
+            f"are never started have no record book; runtime.max_live_workers must be at least {clients}, got {live}"
+        )
+    return problems
+
+
+def _personal_model_problems(config: Config) -> list[str]:
+    """Problems of settings that need personal models, or models at the server."""
+    name, problems = config.algorithm["name"], []
+    if config.output.personal_models and not config.capabilities.personal:
+        problems.append(f"output.personal_models is true: must be false, since {name} has no personal models")
+    if config.data.central_test is not None and config.capabilities.personal:
+        problems.append(
+            f"data.central_test is {config.data.central_test}: must be null with {name}, whose personal models stay with their "
+            "clients, so that the observer cannot evaluate them"
+        )
+    return problems
 
 
 def _audit_problems(config: Config) -> list[str]:
