@@ -136,7 +136,7 @@ class Screen:
         if view.clusters:
             parts.append(_clusters(view))
         if view.grouping:
-            parts.append(Text(f"the server's groups: {view.grouping}", style="dim"))
+            parts.append(Text(f"the server's clusters: {view.grouping}", style="dim"))
         if view.round and view.round == view.rounds and view.state not in (*ENDED, DEAD):
             parts.append(Text("all rounds are done; models and report are being written", style="dim"))
         elif view.workers and view.state not in (*ENDED, DEAD):

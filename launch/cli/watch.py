@@ -90,7 +90,7 @@ def watch(
     """
     check(folder)
     if once and trackers:
-        raise ConfigError("--once takes no --track: rounds are sent while the run is followed, or of a run that has ended")
+        raise ConfigError("--once takes no --track: to send the rounds of a run, also of one that has ended, leave out --once")
     console = console or Console(highlight=False)
     tail = ProgressTail(folder)
     found = look(tail)

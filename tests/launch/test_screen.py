@@ -60,7 +60,7 @@ def test_screen_shows_the_run_and_fits(tmp_path: Path, width: int) -> None:
         "round 13/40",
         "epsilon at most 5",
         "A minority",
-        "3/6/6/6",
+        "the server's clusters: 3/6/6/6",
         "21 waiting",
         "left",
     ):

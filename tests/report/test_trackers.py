@@ -114,6 +114,8 @@ def test_watch_gives_all_rounds_to_a_tracker_and_writes_nothing_into_the_run(in_
     assert (recorder.steps, recorder.names[0], recorder.names[-1]) == ([1, 2, 3], "open", "close")
     with pytest.raises(dpcfl.RunFailed, match="tracker Recorder failed"):
         watch(in_process.path, trackers=[Recorder(fails_at=2)])
+    with pytest.raises(dpcfl.ConfigError, match="to send the rounds of a run, also of one that has ended, leave out --once"):
+        watch(in_process.path, once=True, trackers=[Recorder()])
     assert {path: path.stat().st_mtime_ns for path in in_process.path.rglob("*")} == before
 
 

@@ -227,7 +227,7 @@ def test_a_broken_cell_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["all", "r-dpcfl/fig3"], "'all' stands alone"),
+        (["all", "r-dpcfl/fig3"], "'all' is given together with figures"),
         (["r-dpcfl/fig3", "--only", "r-dpcfl"], "belongs to `dpcfl reproduce all`"),
         (["matrix", "--time-budget", "2h"], "has no meaning with matrix"),
         (["r-dpcfl/fig3", "--time-budget", "2"], "must be a number with s, m or h"),

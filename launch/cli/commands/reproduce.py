@@ -49,7 +49,7 @@ def reproduce(
     if not figures:
         raise ConfigError("give one or more figures, for example r-dpcfl/fig4; `dpcfl reproduce --list` lists all")
     if whole and len(figures) > 1:
-        raise ConfigError(f"{whole[0]!r} stands alone: give it without figures")
+        raise ConfigError(f"{whole[0]!r} is given together with figures: give it without them")
     if only is not None and whole != ["all"]:
         raise ConfigError("--only belongs to `dpcfl reproduce all`")
     if time_budget is not None and whole == ["matrix"]:
