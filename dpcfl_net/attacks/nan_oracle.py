@@ -70,7 +70,7 @@ def attack(run: Path) -> AttackResult:
     if not isinstance(job.algorithm, NanProbe):
         raise ConfigError(
             f"{run} is of {job.protocol.algorithm}, whose server sends no crafted weights: record one with "
-            "dpcfl run configs/threats/nan_oracle.yaml"
+            "dpcfl run threats/nan_oracle"
         )
     if job.experiment.noise_seed is None:
         raise ConfigError(f"{run} has privacy.noise 'os', so the records of its batches are not known: record it with 'seeded'")

@@ -270,7 +270,7 @@ def test_without_canaries_there_is_nothing_to_audit(tmp_path):
     new_run.prepare(tmp_path, audited(audit={}))
     assert "audit" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert b"audit" not in (tmp_path / EXPERIMENT).read_bytes()
-    with pytest.raises(ConfigError, match="was not audited"):
+    with pytest.raises(ConfigError, match=r"was not audited: .* record one with dpcfl run threats/audit_epsilon5$"):
         audit_run(tmp_path)
 
 

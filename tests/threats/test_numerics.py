@@ -167,7 +167,7 @@ def test_the_conclusion_is_that_of_the_answers(recorded, clients, finite, said):
 
 
 def test_a_run_that_cannot_be_read_is_refused_with_the_reason(finished_run):
-    with pytest.raises(ConfigError, match="sends no crafted weights"):
+    with pytest.raises(ConfigError, match=r"sends no crafted weights: record one with dpcfl run threats/nan_oracle$"):
         nan_oracle.attack(finished_run)
 
 

@@ -74,7 +74,7 @@ class Record:
         self.job: Job = read_job(folder, read_operator_key(files.operator_key))
         if self.job.experiment.audit is None:
             raise ConfigError(
-                f"{folder} was not audited: its job has no canaries; record one with dpcfl run configs/threats/audit_epsilon5.yaml"
+                f"{folder} was not audited: its job has no canaries; record one with dpcfl run threats/audit_epsilon5"
             )
         self.audit: Audit = self.job.experiment.audit
         self.protocol: Protocol = self.job.protocol
