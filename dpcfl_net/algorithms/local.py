@@ -15,7 +15,7 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
-WITHOUT_CLIENTS = "a client without a task does not train in that round; the others do not notice"
+WITHOUT_CLIENTS = "a client without a task does not train in that round; other clients are not affected"
 
 
 class Local(Algorithm):

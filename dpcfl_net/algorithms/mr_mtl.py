@@ -18,8 +18,8 @@ from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 WITHOUT_CLIENTS = (
-    "the mean moves by the updates that arrived, weighted by records over all clients, so that it stays the mean of all models but for "
-    "updates that came too late or were lost, which only the personal models have; clients without a task keep theirs"
+    "the mean moves by the updates that arrived, weighted by records over all clients; an update that came too late or was lost is in "
+    "its client's personal model and not in the mean; a client without a task keeps its model"
 )
 
 
