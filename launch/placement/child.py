@@ -134,7 +134,7 @@ class ForkServer:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, blocked_signals():
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN.format(path=sys.path), str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", _MAIN.format(path=_module_path()), str(theirs.fileno())], stdin=subprocess.DEVNULL,
                 env=role_environment(), pass_fds=[theirs.fileno()],
             )  # fmt: skip
 
@@ -239,7 +239,7 @@ def start_of(main: str, argument: Any, environment: Mapping[str, str], *, watche
         watches_launcher: False for a fork server.
     """
     return Start(
-        main, json.dumps(argument, default=_plain), dict(environment), _current_folder(), [*sys.path], watches_launcher
+        main, json.dumps(argument, default=_plain), dict(environment), _current_folder(), _module_path(), watches_launcher
     )
 
 
@@ -249,6 +249,11 @@ def _current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return ""
+
+
+def _module_path() -> list[str]:
+    """Return `sys.path` without what the import system ignores, such as a `Path` that a notebook has added."""
+    return [entry for entry in sys.path if isinstance(entry, str)]
 
 
 class Ending(Protocol):

@@ -166,7 +166,7 @@ def run(title: str, content: bytes, environment: dict[str, str]) -> None:
         if environment != start.environment:  # a worker's is that of its parent
             os.environ.clear()
             os.environ.update(start.environment)
-        if start.folder:
+        if start.folder and not _is_in(start.folder):
             os.chdir(start.folder)
         sys.path[:] = start.path
         if start.watches_launcher:
@@ -182,6 +182,14 @@ def run(title: str, content: bytes, environment: dict[str, str]) -> None:
             sys.stdout.flush()
         finally:
             os._exit(code)  # forked children skip the parent's exit handlers
+
+
+def _is_in(folder: str) -> bool:
+    """Return True if this is the current folder, which need not be entered: this user may not be allowed to, as after `sudo -u`."""
+    try:
+        return os.getcwd() == folder
+    except FileNotFoundError:
+        return False
 
 
 def _failure(error: BaseException) -> tuple[int, str]:

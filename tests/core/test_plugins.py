@@ -744,6 +744,30 @@ def test_a_run_works_in_the_folder_that_its_caller_is_in_by_then(module, tmp_pat
     assert_nothing_left(done.path)
 
 
+def test_a_module_path_with_what_python_ignores_is_passed_on_without_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    parents.close()
+    done = dpcfl.run(quick("global"), tmp_path / "runs", "network", progress=False)
+    assert done.state == "finished"
+    assert_nothing_left(done.path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may enter every folder without setpriv")
+def test_a_run_works_in_a_folder_that_its_user_may_not_enter(tmp_path):
+    """As after `sudo -u` in a home folder: its processes are in it from their start."""
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "quick.yaml").write_text(yaml.safe_dump(quick("global")))
+    dropped = "-dac_override,-dac_read_search"
+    user = ["setpriv", f"--bounding-set={dropped}", f"--inh-caps={dropped}"] if os.geteuid() == 0 else []
+    command = [*user, *COMMAND, "run", tmp_path / "quick.yaml", "--out", tmp_path / "runs"]
+    enter = ["sh", "-c", 'cd "$1" && chmod 0 . && shift && exec "$@"', "sh", tmp_path / "locked"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*enter, *command], capture_output=True, text=True, env=environment, timeout=120, check=False)
+    (tmp_path / "locked").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    assert_nothing_left(tmp_path / "runs")
+
+
 def test_a_step_that_charges_nothing_is_no_step(module, tmp_path):
     """Its raw mean of all updates was published, with an empty ledger and the target epsilon in the statement."""
     free = """
