@@ -205,19 +205,21 @@ class Client:
             slot: Name of the slot.
             statistics: Maps the flat model input of a record, (1, d) float64, to its row, (1, m). It gets one record at a time, so
                 that a row cannot depend on other records, and first an empty record, from which m follows.
-            bound: Each row is clipped to this L2 norm, the sensitivity of the sum. A row that is not finite or has another shape is
-                left out, and so is a record on which `statistics` raises: the server would see that the client stops.
+            bound: Each row is clipped to this L2 norm, the sensitivity of the sum. A row that is not finite, not real or of another
+                shape is left out, and so is a record on which `statistics` raises: the server would see that the client stops.
 
         Returns:
             The noisy sum, (m,) float32.
 
         Raises:
             ValueError: If whole clients are protected, or the row of an empty record has another shape.
+            TypeError: If the row of an empty record is not of real numbers.
         """
         self._only_for("sample", "noisy_sum", "me.noisy_update")
 
         def row_of(rows: Sequence[int]) -> np.ndarray:
-            return statistics(self._data.batch(np.array(rows, np.int64), 1)[0].flatten(1).double().numpy())
+            row = np.asarray(statistics(self._data.batch(np.array(rows, np.int64), 1)[0].flatten(1).double().numpy()))
+            return row.astype(np.float64, casting="same_kind", copy=False)  # TypeError for complex numbers
 
         empty = row_of([])
         if empty.shape[:-1] != (1,):
