@@ -25,7 +25,7 @@ from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.record_book import Compose
-from dpcfl_net.privacy.slots import RAW, CentralSlot, RawSlot, Slot, StageSlot, UnprotectedSlot
+from dpcfl_net.privacy.slots import RAW, CentralSlot, DPSGDSlot, RawSlot, Slot, StageSlot, UnprotectedSlot
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
@@ -102,6 +102,9 @@ def plan_problem(algorithm: ClientSide) -> str | None:
 
     Returns:
         A sentence; None without a problem.
+
+    Raises:
+        ConfigError: If a plan is no list of slots.
     """
     protocol = algorithm.protocol
     unit, clients = protocol.privacy.unit, len(protocol.roster)
@@ -109,6 +112,8 @@ def plan_problem(algorithm: ClientSide) -> str | None:
     def found() -> str | None:
         if problem := adjacency_problem(protocol.privacy):
             return problem
+        for entry in plan_examples(algorithm):  # also those that a trusted server does not pay for
+            _checked(algorithm, "plan", algorithm.plan(entry))
         for slot in {slot: None for charged in noisy_plans(algorithm) for slot in charged.plan}:
             named = f"the plan of {protocol.algorithm} has slot {slot.name!r} ({type(slot).__name__})"
             if unit not in slot.units:
@@ -158,16 +163,22 @@ class NoisyPlan(NamedTuple):
 
     @classmethod
     def of(cls, algorithm: ClientSide, entry: ClientEntry) -> NoisyPlan:
-        """Read the plan of a client; ConfigError if it is no list of slots, as in an algorithm of a user's own."""
-        plan: Any = algorithm.plan(entry)
-        if not isinstance(plan, list | tuple) or not all(isinstance(slot, Slot) for slot in plan):
-            got = type(plan).__name__
-            if isinstance(plan, list | tuple):
-                got += f" with {next(type(slot).__name__ for slot in plan if not isinstance(slot, Slot))}"
-            raise ConfigError(
-                f"{algorithm.protocol.algorithm}: `plan` returned {got}: must be a list of slots, such as DPSGDSlot"
-            )
-        return cls(tuple(plan), entry.noise_multiplier, algorithm.protocol.epsilon_of(entry))
+        """Read the plan of a client; ConfigError if it is no list of slots."""
+        plan = _checked(algorithm, "plan", algorithm.plan(entry))
+        return cls(plan, entry.noise_multiplier, algorithm.protocol.epsilon_of(entry))
+
+
+def _checked(algorithm: ClientSide, method: str, plan: Any) -> tuple[Slot, ...]:
+    """Return a plan; ConfigError if it is no list of slots, as in an algorithm of a user's own."""
+    if not isinstance(plan, list | tuple) or not all(isinstance(slot, Slot) for slot in plan):
+        got = type(plan).__name__
+        if isinstance(plan, list | tuple):
+            got += f" with {next(type(slot).__name__ for slot in plan if not isinstance(slot, Slot))}"
+        such = CentralSlot if method == "central_plan" else DPSGDSlot
+        raise ConfigError(
+            f"{algorithm.protocol.algorithm}: `{method}` returned {got}: must be a list of slots, such as {such.__name__}"
+        )
+    return tuple(plan)
 
 
 def noisy_plans(algorithm: ClientSide) -> list[NoisyPlan]:
@@ -178,7 +189,8 @@ def noisy_plans(algorithm: ClientSide) -> list[NoisyPlan]:
     """
     protocol = algorithm.protocol
     if protocol.privacy.trust == "trusted-server":
-        return [NoisyPlan(tuple(algorithm.central_plan()), protocol.curator_noise_multiplier, protocol.privacy.epsilon)]
+        plan = _checked(algorithm, "central_plan", algorithm.central_plan())
+        return [NoisyPlan(plan, protocol.curator_noise_multiplier, protocol.privacy.epsilon)]
     return list(dict.fromkeys(NoisyPlan.of(algorithm, entry) for entry in plan_examples(algorithm)))
 
 

@@ -845,6 +845,15 @@ def test_a_plan_that_is_no_list_of_slots_is_a_sentence(module, tmp_path, plan, g
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
 
 
+@pytest.mark.parametrize("method", ["plan", "central_plan"])
+@pytest.mark.parametrize(("plan", "got"), [("None", "NoneType"), ("['train']", "list with str")])
+def test_neither_plan_of_a_job_with_a_trusted_server_may_be_no_list_of_slots(module, tmp_path, method, plan, got):
+    own = f"class Odd(DPFedAvg):\n    def {method}(self, *client):\n        return {plan}\n"
+    module("own_claims", f"{CLAIMS}\n{own}")
+    with pytest.raises(ConfigError, match=f"own_claims:Odd: `{method}` returned {got}: must be a list of slots"):
+        dpcfl.run(claims("Odd"), tmp_path / "runs", "in-process", progress=False)
+
+
 def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
     module("own_rounds", PERSONAL.replace("KEPT", ""))
     without = dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
