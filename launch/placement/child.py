@@ -72,13 +72,17 @@ class Child:
         pid: Process id.
         sentinel: Handle of the process; readable when it has ended.
         channel: Socket on which it or its fork server reports the exit code. The process ends when it is closed.
+        resume: Continues its fork server, which may be stopped.
 
     Attributes:
         reason: Message of its failure, once it has ended; empty if it sent none.
     """
 
-    def __init__(self, title: str, log: Path, pid: int, sentinel: int, channel: socket.socket) -> None:
+    def __init__(
+        self, title: str, log: Path, pid: int, sentinel: int, channel: socket.socket, resume: Callable[[], None]
+    ) -> None:
         self.title, self.log, self.pid, self.sentinel, self._channel = title, log, pid, sentinel, channel
+        self._resume = resume
         self._code: int | None = None
         self.reason = ""
 
@@ -110,6 +114,8 @@ class Child:
 
     def _read_code(self) -> int:
         self._channel.settimeout(CODE_S)
+        if not wait([self._channel], 0):  # it was killed, and did not send its code
+            self._resume()
         try:
             code, _, text = self._channel.recv(LONGEST_END).partition(b" ")
             self.reason = text.decode(errors="replace")
@@ -152,7 +158,8 @@ class ForkServer:
     def resume(self) -> None:
         """Continue it if it is stopped: it could not answer, or see that its channel ends, and the launcher waits for it."""
         if self._child is not None:
-            self._child.signal(signal.SIGCONT)
+            if self._child.sentinel >= 0:  # not closed
+                self._child.signal(signal.SIGCONT)
         elif self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
@@ -196,7 +203,7 @@ class ForkServer:
             channel.close()
             raise RunFailed(f"{title} was not started: {answer.decode(errors='replace') or 'its parent process has ended'}")
         _log.debug("started %s: process %s, log %s", title, answer.decode(), log)
-        return Child(title, log, int(answer), handles[0], channel)
+        return Child(title, log, int(answer), handles[0], channel, self.resume)
 
     def close(self) -> None:
         """End it. Its children end with their channels, not with it."""

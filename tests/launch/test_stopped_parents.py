@@ -1,4 +1,4 @@
-"""A parent process that is stopped holds up neither the start of a process nor the end of the launcher."""
+"""A parent process that is stopped holds up neither the start of a process, nor its end, nor the end of the launcher."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 import psutil
 import pytest
 
+from dpcfl_net.launch.placement import child as child_module
+from dpcfl_net.launch.placement.base import LOST
 from dpcfl_net.launch.placement.child import Child, ForkServer, role_environment, start_of
 from dpcfl_net.launch.placement.fork_server import CHANNEL
 
@@ -47,3 +49,23 @@ def test_it_continues_when_a_process_is_needed_and_when_it_has_to_end(libraries,
         stopped(pid)
         parent.close()
         assert not psutil.wait_procs([process], 10)[1]
+
+
+def test_it_continues_when_a_process_that_was_killed_has_ended(libraries, tmp_path, monkeypatch):
+    """Each such process of a run cost 5 seconds, also after Ctrl-C, and its exit code was unknown."""
+    monkeypatch.setattr(child_module, "CODE_S", 30.0)
+    workers = forked(libraries, "dpcfl_net.launch.placement.fork_server:serve", CHANNEL, tmp_path / "log")
+    second = ForkServer(workers)
+    child = forked(second, "dpcfl_net.launch.placement.fork_server:serve", CHANNEL, tmp_path / "log")
+    for parent, process in ((workers.pid, child), (libraries._process.pid, workers)):
+        stopped(parent)
+        process.signal(signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+    later = forked(libraries, "dpcfl_net.launch.placement.fork_server:serve", CHANNEL, tmp_path / "log")
+    orphan = forked(ForkServer(later), "dpcfl_net.launch.placement.fork_server:serve", CHANNEL, tmp_path / "log")
+    later.signal(signal.SIGKILL)
+    later.close()  # as when its successor is started
+    orphan.signal(signal.SIGKILL)
+    assert orphan.wait(10) == LOST
+    for process in (child, second, orphan):
+        process.close()
