@@ -89,13 +89,15 @@ def log_to_file(path: Path) -> Iterator[None]:
     handler.setLevel(level)
     handler.addFilter(lambda record: _file.get() == path)  # runs of other threads have their own files
     token = _file.set(path)
-    logger.addHandler(handler)
     try:
         with _detail.of(level):
-            yield
+            logger.addHandler(handler)
+            try:
+                yield
+            finally:
+                logger.removeHandler(handler)
     finally:
         _file.reset(token)
-        logger.removeHandler(handler)
         handler.close()
 
 
@@ -112,8 +114,9 @@ class _Detail:
     """Lets the package log more to files of runs while the user's handlers get no more than before the first of these runs."""
 
     def __init__(self) -> None:
-        self._lock, self._runs, self._before = threading.Lock(), 0, (logging.NOTSET, True)
+        self._lock, self._runs, self._before, self._usual = threading.Lock(), 0, (logging.NOTSET, True), logging.NOTSET
         self._onward = _Onward()
+        self._handlers: list[logging.Handler] = []
 
     @contextmanager
     def of(self, level: int) -> Iterator[None]:
@@ -121,11 +124,13 @@ class _Detail:
         with self._lock:
             self._runs += 1
             if self._runs == 1:
-                self._before = logger.level, logger.propagate
-                self._onward.setLevel(logger.getEffectiveLevel())
+                self._before, self._usual = (logger.level, logger.propagate), logger.getEffectiveLevel()
                 if logger.propagate:
                     logger.addHandler(self._onward)
                     logger.propagate = False
+                self._handlers = logger.handlers[:]
+                for handler in self._handlers:
+                    handler.addFilter(self._is_usual)
             logger.setLevel(min(level, logger.getEffectiveLevel()))
         try:
             yield
@@ -133,9 +138,18 @@ class _Detail:
             with self._lock:
                 self._runs -= 1
                 if self._runs == 0:
+                    for handler in self._handlers:
+                        handler.removeFilter(self._is_usual)
                     logger.removeHandler(self._onward)
                     logger.setLevel(self._before[0])
                     logger.propagate = self._before[1]
+
+    def _is_usual(self, record: logging.LogRecord) -> bool:
+        """Return True for a record that is logged without these runs, too: by the level of its module's logger, if it has one."""
+        logger = logging.getLogger(record.name)
+        while logger.name != PACKAGE and not logger.level and logger.parent is not None:
+            logger = logger.parent
+        return logger.name != PACKAGE or record.levelno >= self._usual
 
 
 _detail = _Detail()

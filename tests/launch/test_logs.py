@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import io
 import logging
@@ -129,3 +130,24 @@ def test_a_run_in_this_process_gives_handlers_of_its_user_no_more_than_they_had(
     with process_log.log_to_file(paths[0]):
         log.info("asked for")
     assert seen.getvalue() == "seen\nasked for\n"
+
+
+def test_handlers_of_the_package_and_levels_of_its_modules_are_those_of_the_user(monkeypatch, tmp_path):
+    """A handler of the package's own logger had the details of a run; one of the root, not those of a module that was set to them."""
+    seen, at_root = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(at_root)])
+    package, module = logging.getLogger(process_log.PACKAGE), logging.getLogger("dpcfl_net.some.module")
+    package.addHandler(logging.StreamHandler(seen))
+    asked = logging.getLogger("dpcfl_net.other")
+    monkeypatch.setattr(asked, "level", logging.DEBUG)
+    package.manager._clear_cache()
+    for run in (process_log.log_to_file(tmp_path / "run.log"), contextlib.nullcontext()):
+        with run:
+            module.info("detail")
+            module.warning("seen")
+            logging.getLogger("dpcfl_net.other.deeper").debug("asked for")
+        assert seen.getvalue() == at_root.getvalue() == "seen\nasked for\n"
+        for stream in (seen, at_root):
+            stream.seek(0)
+            stream.truncate()
+    assert (tmp_path / "run.log").read_text().count("\n") == 2
