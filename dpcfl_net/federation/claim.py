@@ -200,7 +200,7 @@ def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
     Args:
         protocol: The signed protocol.
         client: Client id.
-        policy: Bounds on epsilon and delta.
+        policy: Its bounds on epsilon and delta, and whether it serves jobs without protection against the server.
 
     Raises:
         Refused: "policy", naming the option that would change it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +95,7 @@ def _write_report(folder: Path, interrupts: Interrupts) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        print(f"warning: {failed_access(folder, error)}", file=sys.stderr)
+        print_error(f"warning: {failed_access(folder, error)}")
         return RunFailed.exit_code
     return 0
 

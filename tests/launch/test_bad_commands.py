@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 from cli_cases import call
 from conftest import DPCFL, ROOT, dpcfl, write_config
 
+import dpcfl_net
 from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
@@ -23,6 +25,7 @@ from dpcfl_net.launch import cli, running
 from dpcfl_net.launch.cells.process import Quiet
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.launch.new_run import prepare
+from dpcfl_net.report import page
 from dpcfl_net.runtime.one_process import OneProcessSpec, run_in_one_process
 
 SMALL = {
@@ -462,6 +465,22 @@ def test_a_full_disk_under_the_errors_too_leaves_the_exit_code():
     with Path("/dev/full").open("w") as full:
         for words, code in ((["schema"], 4), (["verify", "nowhere"], 2)):
             assert subprocess.run([*DPCFL, *words], stdout=full, stderr=full, cwd=ROOT, check=False).returncode == code
+
+
+def test_a_full_disk_under_report_and_errors_leaves_what_a_run_says_after_the_warning(monkeypatch, capsys, tmp_path):
+    config = write_config(tmp_path, rounds=2, model={"name": "linear"}, algorithm={"name": "global"})
+    stopped = dpcfl_net.run(config, tmp_path, "in-process", callbacks=[lambda metrics: False], progress=False)
+
+    def full(folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(page, "write_report", full)
+    with Path("/dev/full").open("w", buffering=1) as errors, monkeypatch.context() as during:
+        during.setattr(sys, "stderr", errors)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["run", "--resume", str(stopped.path)])
+    assert ended.value.code == 4
+    assert f"run folder: {stopped.path}\nreport:     not written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
