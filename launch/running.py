@@ -154,7 +154,7 @@ class _Attempt:
             self.options.on_failure(failure)
             return "failed", failure
         except Exception as error:  # raised by user code in this process; it is passed on unchanged
-            if self.recorder is not None:
+            if self.recorder is not None and not self._is_gone():
                 self.recorder.write("failed", last=True, error=f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -193,6 +193,10 @@ class _Attempt:
         processes.finish()
         self.display.update(recorder.progress())
 
+    def _is_gone(self) -> bool:
+        """Return True if the folder was removed or moved; run.json would make another one, which looks like a run."""
+        return not RunFolder(self.folder).protocol.exists()
+
     def record(self, state: str, failure: DpcflError | None) -> tuple[dict[str, Any], DpcflError | None]:
         """Write run.json and the models; remove the folder of a new run that has no job yet.
 
@@ -207,8 +211,7 @@ class _Attempt:
             DpcflError: The failure, if there is no job yet.
             RunFailed: If the folder was removed or moved.
         """
-        if self.recorder is not None and not RunFolder(self.folder).protocol.exists():
-            # run.json would make a folder that looks like a run, beside one that was moved.
+        if self.recorder is not None and self._is_gone():
             raise RunFailed(f"{self.folder} was removed or moved while it was in use: the end of the run is not recorded")
         if self.recorder is None:
             if self.is_new:  # an incomplete job cannot be resumed

@@ -236,6 +236,17 @@ def test_a_run_folder_that_is_moved_meanwhile_is_not_made_again(tmp_path):
     assert api.resume(tmp_path / "moved", callbacks=[lambda metrics: False], progress=False).rounds_done
 
 
+def test_an_error_in_code_does_not_make_a_moved_run_folder_again(tmp_path, monkeypatch):
+    def broken(self, *arguments, **more):
+        only_run(tmp_path / "runs").rename(tmp_path / "moved")
+        raise IndexError("in a client step")
+
+    monkeypatch.setattr(Client, "dpsgd", broken)
+    with pytest.raises(IndexError, match="in a client step"):
+        api.run(TINY, tmp_path / "runs", "in-process", progress=False)
+    assert [*(tmp_path / "runs").iterdir()] == []
+
+
 def test_an_error_in_code_that_runs_here_comes_out_with_its_traceback(tmp_path, monkeypatch):
     def broken(self, *arguments, **more):
         raise IndexError("in a client step")
