@@ -238,7 +238,7 @@ FOLDERS: list[Case] = [
     ),
     ("attack invert {run}", 2, ["{run}: no update of global can be read from the transcript"]),
     ("attack selections {run}", 2, ["{run} holds no choice of a cluster by algorithm global"]),
-    ("attack nan-oracle {run}", 2, ["{run} is of global", "configs/threats/nan_oracle.yaml"]),
+    ("attack nan-oracle {run}", 2, ["{run} is of global", "dpcfl run threats/nan_oracle"]),
     ("audit {run}", 2, ["{run} was not audited"]),
     ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
     ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}", "resume the run, then verify it"]),
