@@ -136,7 +136,7 @@ def _distinct(cells: list[Cell]) -> list[Cell]:
                 f"cells {other.label!r} and {cell.label!r} are the same job: the setting in which they differ has no effect"
             )
     if problems:
-        raise ConfigError([*problems, "(settings of an algorithm under `algorithms` override axes over `local`)"])
+        raise ConfigError(problems)
     return cells
 
 

@@ -19,7 +19,7 @@ from dpcfl_net.data.datasets import repeats
 from dpcfl_net.data.partition import MOST_CLIENTS, open_set
 from dpcfl_net.experiment.config_checks import combination_problems, dataset_problems
 from dpcfl_net.experiment.config_options import shared_options, with_algorithm
-from dpcfl_net.experiment.config_overrides import change, plain, with_named_sections
+from dpcfl_net.experiment.config_overrides import change, outweighed, plain, with_named_sections
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.packaged import PACKAGED, packaged_names
 
@@ -59,14 +59,34 @@ def load(source: str | Path | Mapping[str, Any] | Config, overrides: Iterable[st
         The checked configuration.
 
     Raises:
-        ConfigError: Lists every problem: field, value and allowed values.
+        ConfigError: Lists every problem: field, value and allowed values. Also if a section of the source outweighs an override, as
+            `algorithms.NAME.local` does with `local`, so that it would have no effect.
     """
-    changes = overrides if isinstance(overrides, Mapping) else list(overrides)
-    document = source_document(source)
-    wanted, chosen = change({}, changes).get("algorithm"), document.get("algorithm")
+    document, problems = _changed(source, overrides if isinstance(overrides, Mapping) else list(overrides))
+    if problems:
+        raise ConfigError(problems)
+    return resolve(document)
+
+
+def without_effect(source: str | Path | Mapping[str, Any] | Config, changes: Mapping[str, Any]) -> list[str]:
+    """Say which changes a section of the source outweighs; arguments as `load`, which refuses such changes.
+
+    Raises:
+        ConfigError: If the source cannot be read, or a part of a key is a value and not a section.
+    """
+    return _changed(source, changes)[1]
+
+
+def _changed(
+    source: str | Path | Mapping[str, Any] | Config, changes: list[str] | Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the source's document with the changes, and sentences about those without effect."""
+    document, changed = source_document(source), change({}, changes)
+    wanted, chosen = changed.get("algorithm"), document.get("algorithm")
     if isinstance(wanted, dict) and isinstance(chosen, dict) and wanted.get("name", chosen.get("name")) != chosen.get("name"):
         document["algorithm"] = {} if isinstance(source, Config) else shared_options(chosen, str(wanted["name"]))
-    return resolve(change(document, changes))
+    document = change(document, changes)
+    return document, outweighed(document, changed)
 
 
 def source_document(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:

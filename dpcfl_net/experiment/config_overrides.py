@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 
 MOST_KEY_PARTS = 8  # of a dotted key
+_PLUGIN_SECTION = re.compile(r"algorithms\.([^:]+:[^.]+)(?:\.(.+))?")  # the name package.module:Class is one part of a key
 NAMED_SECTIONS = ("algorithm", "model")  # a name alone may stand for such a section: `algorithm=global`
 
 
@@ -73,6 +75,45 @@ def merge(document: dict[str, Any], changes: Mapping[str, Any], within: str = ""
             _set(document, full_key(key, value), plain(value))
 
 
+def outweighed(document: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Find changes of the chosen algorithm's settings that another section of the document outweighs.
+
+    Args:
+        document: The configuration, with the changes.
+        changes: The changes alone, as nested sections.
+
+    Returns:
+        One sentence for each of them: the key that has the effect, and its value.
+    """
+    name = section(document, "algorithm").get("name")
+    own, own_changed = (section(section(place, "algorithms"), str(name)) for place in (document, changes))
+    found = _outweighed(
+        ("local", section(changes, "local")), (f"algorithms.{name}.local", section(own, "local")), section(own_changed, "local")
+    )
+    options = {key: value for key, value in own_changed.items() if key != "local"}
+    return found + _outweighed(
+        (f"algorithms.{name}", options), ("algorithm", section(document, "algorithm")), section(changes, "algorithm")
+    )
+
+
+def section(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a section of a document; empty if it is missing or no section."""
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _outweighed(
+    changed: tuple[str, Mapping[str, Any]], stronger: tuple[str, Mapping[str, Any]], also_changed: Mapping[str, Any]
+) -> list[str]:
+    """Sentences about changed keys that a stronger section has with another value, unless that value was changed too."""
+    (prefix, values), (strong, winners) = changed, stronger
+    return [
+        f"{prefix}.{key} is {shown(value)}: it has no effect, since {strong}.{key} is {shown(winners[key])}; set {strong}.{key}"
+        for key, value in values.items()
+        if key in winners and key not in also_changed and winners[key] != value and not isinstance(value, Mapping)
+    ]
+
+
 def plain(value: Any) -> Any:
     """Convert a Python value to YAML types: a deep copy with lists for tuples, text for paths, no numpy numbers."""
     if isinstance(value, Mapping):
@@ -85,12 +126,20 @@ def plain(value: Any) -> Any:
 
 
 def _is_key(key: str) -> bool:
-    parts = key.split(".")
+    parts = _parts(key)
     return all(parts) and len(parts) <= MOST_KEY_PARTS
 
 
+def _parts(key: str) -> list[str]:
+    """Split a dotted key; `algorithms.package.module:Class.ratio` has three parts."""
+    if named := _PLUGIN_SECTION.fullmatch(key):
+        name, rest = named.groups()
+        return ["algorithms", name, *(rest.split(".") if rest is not None else [])]
+    return key.split(".")
+
+
 def _set(document: dict[str, Any], key: str, value: Any) -> None:
-    *path, last = key.split(".")
+    *path, last = _parts(key)
     at = document
     for part in path:
         nested = at.get(part)

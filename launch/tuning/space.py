@@ -9,7 +9,6 @@ from typing import Any
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.plugins import is_plugin
 
 TUNED = "local.*, algorithm.*, algorithms.NAME.* or rounds"
 SECTION, OWN = "algorithm.", "algorithms."
@@ -59,8 +58,8 @@ class Space:
         return " ".join([self.algorithm, *values])
 
     def _winning(self, key: str) -> str:
-        """`algorithms.NAME.local` overrides `local`; an override cannot name a plugin, whose name has dots."""
-        return f"{OWN}{self.algorithm}.{key}" if key.startswith("local.") and not is_plugin(self.algorithm) else key
+        """`algorithms.NAME.local` overrides `local`."""
+        return f"{OWN}{self.algorithm}.{key}" if key.startswith("local.") else key
 
 
 def spaces(algorithms: Sequence[str], axes: Mapping[str, Sequence[str]]) -> list[Space]:

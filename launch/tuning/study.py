@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -157,6 +158,9 @@ class Study:
         document = change(configuration.source_document(source), given)
         document.pop("tuning", None)
         found = spaces(algorithms, grid)
+        of_each = [configuration.without_effect(source, change(change({}, given), space.changes(0))) for space in found]
+        if problems := list(dict.fromkeys(itertools.chain(*of_each))):
+            raise ConfigError(problems)
         count = count_trials(options.search, found, options.trials)
         options = _filled(options, configuration.load(document, {"algorithm.name": algorithms[0]}))
         identity = json.dumps(

@@ -95,6 +95,45 @@ def test_overrides_and_sections_by_algorithm(tmp_path):
         config.load(path, ["rounds.more=3"])
 
 
+def test_an_override_that_another_section_outweighs_is_refused_and_names_it(tmp_path):
+    document = {**SMALL, "algorithm": {"name": "r-dpcfl", "clusters": 3}}
+    document["algorithms"] = {"r-dpcfl": {"local": {"lr": 0.05}}, "local": {"local": {"lr": 0.2}}}
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError) as caught:
+        config.load(path, ["local.lr=0.7", "algorithms.r-dpcfl.clusters=4", "local.batch_size=16"])
+    assert caught.value.problems == [
+        "local.lr is 0.7: it has no effect, since algorithms.r-dpcfl.local.lr is 0.05; set algorithms.r-dpcfl.local.lr",
+        "algorithms.r-dpcfl.clusters is 4: it has no effect, since algorithm.clusters is 3; set algorithm.clusters",
+    ]
+    with pytest.raises(ConfigError, match=r"algorithms\.local\.local\.lr is 0\.2"):
+        config.load(config.load(path), {"algorithm": "local", "local.lr": 0.7})
+    assert config.load(path, ["algorithms.r-dpcfl.local.lr=0.7", "algorithm.clusters=4"]).local.lr == 0.7
+    assert config.load(path, ["local.lr=0.05"]).local.lr == 0.05
+    assert config.load(path, ["algorithm=global", "local.lr=0.7"]).local.lr == 0.7
+
+
+def test_an_override_names_the_section_of_an_own_algorithm(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_study").mkdir()
+    (tmp_path / "own_study" / "rounds.py").write_text(
+        "from dpcfl_net.algorithms import base, global_model\n"
+        "class Own(global_model.Global):\n"
+        "    class Options(base.Options):\n"
+        "        share: float = 0.5\n"
+    )
+    name = "own_study.rounds:Own"
+    document = {**SMALL, "algorithm": {"name": name}, "algorithms": {name: {"share": 0.1, "local": {"lr": 0.05}}}}
+    for changes in (
+        [f"algorithms.{name}.share=0.2", f"algorithms.{name}.local.lr=0.7"],
+        {"algorithms": {name: {"share": 0.2, "local": {"lr": 0.7}}}},
+    ):
+        found = config.load(document, changes)
+        assert (found.algorithm["share"], found.local.lr) == (0.2, 0.7)
+    with pytest.raises(ConfigError, match=r"did you mean 'algorithm\.share'"):
+        config.load(document, [f"algorithms.{name}.shar=0.2"])
+
+
 def test_numbers_with_an_exponent_are_numbers_in_a_file_and_on_the_command_line(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "local": {}}).replace("local: {}", "local: {lr: 1e-1}"))

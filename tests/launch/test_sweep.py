@@ -119,9 +119,19 @@ def test_every_cell_is_checked_before_the_first_one_runs(tmp_path):
 
 
 def test_an_axis_without_effect_is_refused(tmp_path):
-    path = tiny(tmp_path, algorithms={"global": {"local": {"lr": 0.3}}})
+    path = tiny(tmp_path)
     with pytest.raises(ConfigError, match="are the same job: the setting in which they differ has no effect"):
-        sweep_grid.grid(path, {"local.lr": ["0.1", "0.2"]})
+        sweep_grid.grid(path, {"output.keep_checkpoints": ["2", "3"]})
+
+
+def test_an_axis_that_the_section_of_one_algorithm_outweighs_is_refused(tmp_path):
+    path = tiny(tmp_path, algorithms={"global": {"local": {"lr": 0.3}}})
+    with pytest.raises(ConfigError) as caught:
+        sweep_grid.grid(path, {"algorithm.name": ["local", "global"], "local.lr": ["0.1"]})
+    assert caught.value.problems == [
+        "local.lr is 0.1: it has no effect, since algorithms.global.local.lr is 0.3; set algorithms.global.local.lr "
+        "(cell algorithm.name=global)"
+    ]
 
 
 def test_a_job_key_covers_what_changes_a_result_and_nothing_else(tmp_path):

@@ -438,6 +438,22 @@ def test_a_study_that_cannot_run_is_a_sentence(algorithms, grid, options, senten
     assert not list(tmp_path.iterdir())
 
 
+def test_an_axis_replaces_the_local_values_of_an_own_algorithm(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_tuned.py").write_text(
+        "from dpcfl_net.algorithms.global_model import Global\nclass Own(Global):\n    pass\n"
+    )
+    name = "own_tuned:Own"
+    document = {**SMALL, "algorithms": {name: {"local": {"lr": 0.7}}}}
+    study = Study.of(document, {}, [name], GRID, TuneOptions(), tmp_path)
+    assert [study.trial_config(study.tuned[0].space, index, 0).local.lr for index in range(2)] == [0.001, 0.5]
+
+
+def test_a_change_that_the_section_of_one_algorithm_outweighs_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^local\.lr is 0\.1: .*algorithms\.global\.local\.lr is 0\.7; set algorithms"):
+        Study.of(SMALL, ["local.lr=0.1"], NAMES, {"local.clip": ["1", "2"]}, TuneOptions(), tmp_path)
+
+
 def test_a_dry_run_lists_the_trials(tmp_path, capsys):
     listed = call(
         capsys, "tune", "quickstart", "--algorithms", "global,local", "--grid", "local.lr=.1,.5", "--seeds", "0:3", "--dry-run"
