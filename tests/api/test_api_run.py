@@ -88,6 +88,14 @@ def test_both_federations_give_the_same_bits(by_network, in_process):
     assert in_process.config.output.transcript == "off"
 
 
+def test_seeded_noise_is_drawn_anew_for_each_run_and_the_configuration_of_a_run_repeats_it(tmp_path):
+    unset = {**TINY, "privacy": {**TINY["privacy"], "noise": "seeded", "noise_seed": None}}
+    first, other = (api.run(unset, tmp_path / name, "in-process", progress=False) for name in "ab")
+    again = api.run(first.config, tmp_path / "c", "in-process", progress=False)
+    saved = api.run(first.path / "config.yaml", tmp_path / "d", progress=False)
+    assert models(first.path) == models(again.path) == models(saved.path) != models(other.path)
+
+
 def test_in_process_runs_in_this_process_and_leaves_torch_as_it_was(tmp_path, monkeypatch):
     seen = []
     original = Client.dpsgd
