@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.core.files import shown
@@ -78,7 +79,7 @@ def combination_problems(config: Config) -> list[str]:
     problems += _network_problems(config)
     problems += communication_problems(config.communication, config.privacy, config.audit.canaries)
     problems += _personal_model_problems(config)
-    problems += config.algorithm_class.problems(config.options, config.setting)
+    problems += _option_problems(config)
     if missing is not None and not problems:
         raise missing
     return problems + (missing.problems if missing is not None else [])
@@ -325,6 +326,15 @@ def dataset_problems(dataset: object) -> list[str]:
     """Return a sentence for each unknown name in `data.dataset`; none for a value that is no text."""
     names = dataset.split(datasets.MIX) if isinstance(dataset, str) else []
     return [text for name in names for text in _name_problems("data.dataset", name, datasets.NAMES)]
+
+
+def _option_problems(config: Config) -> list[str]:
+    """Problems that the algorithm finds; ConfigError if its method returns no list of texts, as one of a user's own may."""
+    found: Any = config.algorithm_class.problems(config.options, config.setting)
+    if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
+        name, got = config.algorithm["name"], shown(found)
+        raise ConfigError(f"{name}: `problems` returned {got}: must be a list of sentences, empty without a problem")
+    return list(found)
 
 
 def _model_problems(name: str) -> list[str]:

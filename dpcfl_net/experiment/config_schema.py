@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from dpcfl_net.algorithms.base import Algorithm, find, registry
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.roster import MOST_EPSILON
@@ -380,8 +381,12 @@ class Config(Section):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the chosen algorithm under its options."""
-        return self.algorithm_class.capabilities_for(self.options, self.setting)
+        """Capabilities of the chosen algorithm under its options; ConfigError if its method returns something else."""
+        found = self.algorithm_class.capabilities_for(self.options, self.setting)
+        if not isinstance(found, Capabilities):
+            name, got = self.algorithm["name"], type(found).__name__
+            raise ConfigError(f"{name}: `capabilities_for` returned {got}: must be Capabilities")
+        return found
 
 
 def schema() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
 from dpcfl_net.federation.asynchronous import Outcome, Participation, RawRelease
+from dpcfl_net.federation.call_arguments import step_of, tensors_problem
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
@@ -81,7 +82,13 @@ class Results(Mapping[int, Arrays]):
 
         Returns:
             Client to its tensor.
+
+        Raises:
+            KeyError: If a release has no tensor of this name.
         """
+        for arrays in self._answers.values():
+            if name not in arrays:
+                raise KeyError(f"no tensor {name!r} in a release: its tensors are {', '.join(sorted(arrays))}")
         return {client: arrays[name] for client, arrays in self._answers.items()}
 
 
@@ -268,13 +275,14 @@ class Federation:
         refusals_count: bool = False,
     ) -> list[int]:
         """Deliver a call, pass the decoded releases on in client order, and return the clients that were asked."""
+        step = step_of(method)
         if self.protocol.privacy.trust == "trusted-server" and not self.in_central_step:
             raise RunFailed(
-                f"round {self.round}: client step {method.client_step.kind!r} was called outside a central step, where its raw releases "
+                f"round {self.round}: client step {step.kind!r} was called outside a central step, where its raw releases "
                 "may become public without noise: call it by me.call or me.stream in a method with @on_central_server, and that "
                 "method by fed.release"
             )
-        step, encoding = method.client_step, MessageEncoding(method.__self__)
+        encoding = MessageEncoding(method.__self__)
         tasks = self._begin(common, each, quorum)
         answered: list[int] = []
 
@@ -291,6 +299,8 @@ class Federation:
         """Begin a call: set the number of needed answers, and return the tasks of the clients that are asked, in order."""
         if self.counts.round != self.round:
             self.counts = RoundCounts(self.round, self.away(self.round))
+        if problem := tensors_problem(common, each, self.clients):
+            raise RunFailed(f"round {self.round}: {problem}")
         asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
         self.needed = answers_needed(self.quorum if quorum is None else quorum, len(asked))
         self.reasons = {}

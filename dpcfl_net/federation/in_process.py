@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import finite, unpack
 from dpcfl_net.core.types import Answer, Task
@@ -13,6 +14,7 @@ from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.in_order import Take
+from dpcfl_net.federation.release_check import ReleaseCheck
 
 
 class InProcessFederation(Federation):
@@ -22,11 +24,19 @@ class InProcessFederation(Federation):
         protocol: The signed protocol.
         hosts: Client runtimes by client id.
         quorum: Fraction of the asked clients that must answer.
+        check: Raises Refused for a release that the server rejects, as `release_check` returns it; None: any norm is accepted.
     """
 
-    def __init__(self, protocol: Protocol, hosts: Mapping[int, ClientHost], *, quorum: float = 1.0) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        hosts: Mapping[int, ClientHost],
+        *,
+        quorum: float = 1.0,
+        check: ReleaseCheck | None = None,
+    ) -> None:
         super().__init__(protocol, quorum=quorum)
-        self.hosts = hosts
+        self.hosts, self._check = hosts, check
         self._open: dict[int, Participation] = {}
 
     def submit(self, work: Participation) -> None:
@@ -41,7 +51,7 @@ class InProcessFederation(Federation):
         answer = self._answer(work.client, Task(work.participation, work.kind, dict(work.tensors)))
         del self._open[work.client]
         release = unpack(answer.release) if answer.status == "release" else None
-        if release is not None and (problem := _problem(release)):
+        if release is not None and (problem := self._problem(work.client, work.kind, release)):
             self.reasons[work.client], release = problem, None
         return Outcome(work.client, release, answer.status == "lost", work.ends)
 
@@ -51,7 +61,7 @@ class InProcessFederation(Federation):
             answer = self._answer(client, Task(self.round, kind, tasks[client]))
             if answer.status == "release":
                 release = unpack(answer.release)
-                if problem := _problem(release):  # missing, as over the network
+                if problem := self._problem(client, kind, release):  # missing, as over the network
                     self.reasons[client] = problem
                 else:
                     take(client, release)
@@ -64,8 +74,14 @@ class InProcessFederation(Federation):
     def _answer(self, client: int, task: Task) -> Answer:
         return self.hosts[client].answer(task)
 
-
-def _problem(release: Mapping[str, np.ndarray]) -> str:
-    """Say why the server refuses a release, in the words of the wire; empty if it does not."""
-    bad = next((name for name, array in release.items() if not finite(array)), None)
-    return "" if bad is None else f"non-finite tensor {bad} holds a NaN or an infinity"
+    def _problem(self, client: int, kind: str, release: dict[str, np.ndarray]) -> str:
+        """Say why the server refuses a release, in the words of the wire; empty if it does not."""
+        bad = next((name for name, array in release.items() if not finite(array)), None)
+        if bad is not None:
+            return f"non-finite tensor {bad} holds a NaN or an infinity"
+        try:
+            if self._check is not None:
+                self._check(client, kind, release)
+        except Refused as refusal:
+            return f"{refusal.code} {refusal.reason}"
+        return ""

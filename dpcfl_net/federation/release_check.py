@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
+
+ReleaseCheck: TypeAlias = Callable[[int, str, dict[str, np.ndarray]], None]
 
 
 def client_endpoint_arguments(algorithm: ClientSide, clients: Iterable[int]) -> dict[str, Any]:
@@ -27,8 +29,18 @@ def client_endpoint_arguments(algorithm: ClientSide, clients: Iterable[int]) -> 
     return {
         "clients": {client: algorithm.protocol.client(client).public_key for client in clients},
         "result_template": lambda task: encoding.release_template(steps[task]),
-        "check": lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
+        "check": release_check(algorithm),
     }
+
+
+def release_check(algorithm: ClientSide) -> ReleaseCheck:
+    """Return the server's check of a release: called with client, name of the client step, and tensors as `check_release`.
+
+    Args:
+        algorithm: The job's algorithm.
+    """
+    steps = client_steps(algorithm)
+    return lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors)
 
 
 def check_release(algorithm: ClientSide, step: ClientStep, client: int, tensors: dict[str, np.ndarray]) -> None:

@@ -12,6 +12,7 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry, Roster
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Arrays, ClientSide, Federation
+from dpcfl_net.federation.call_arguments import step_of
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
 from dpcfl_net.federation.group_messages import (
     ANSWERED,
@@ -108,7 +109,8 @@ class TreeFederation(Federation):
         each: Mapping[int, Arrays] | None = None,
     ) -> dict[int, int]:
         """See `Federation`: aggregators send sums."""
-        step, encoding = method.client_step, MessageEncoding(method.__self__)
+        step = step_of(method)
+        encoding = MessageEncoding(method.__self__)
         tasks = self._begin(common, each, None)
         summing = Summing(rows or {}, means.weights or {}, len(means.models))
         added: dict[int, int] = {}

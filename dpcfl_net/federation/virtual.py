@@ -16,6 +16,7 @@ from dpcfl_net.federation.base import Arrays
 from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.in_order import Take
 from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.federation.release_check import ReleaseCheck
 from dpcfl_net.federation.secure.stages import answer_interval_s
 from dpcfl_net.federation.virtual_clock import Trip, VirtualClock, Work, trips
 from dpcfl_net.transport.messages import WINDOW, plain
@@ -34,6 +35,7 @@ class VirtualFederation(InProcessFederation):
         hosts: Client runtimes by client id.
         clock: The clock, with the links of the clients; calls advance it.
         quorum: Fraction of the asked clients that must answer.
+        check: As for `InProcessFederation`.
 
     Attributes:
         clock: The clock.
@@ -43,9 +45,15 @@ class VirtualFederation(InProcessFederation):
     """
 
     def __init__(
-        self, protocol: Protocol, hosts: Mapping[int, ClientHost], clock: VirtualClock, *, quorum: float = 1.0
+        self,
+        protocol: Protocol,
+        hosts: Mapping[int, ClientHost],
+        clock: VirtualClock,
+        *,
+        quorum: float = 1.0,
+        check: ReleaseCheck | None = None,
     ) -> None:
-        super().__init__(protocol, hosts, quorum=quorum)
+        super().__init__(protocol, hosts, quorum=quorum, check=check)
         self.clock = clock
         self.on_span: OnSpan = lambda who, what, t, start, end: None
         self.on_message: Callable[[dict[str, Any]], None] = lambda line: None

@@ -17,6 +17,7 @@ from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.federation.release_check import release_check
 from dpcfl_net.federation.virtual import VirtualFederation
 from dpcfl_net.federation.virtual_clock import VirtualClock
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -136,10 +137,11 @@ def federation(
     memory.keep_freed()
     with ExitStack() as stack:
         hosts = stack.enter_context(closing(Hosts(job, ledgers, data_root, terms, before_step, key_folder)))
+        check = release_check(job.algorithm)
         if clock is None:
-            fed = InProcessFederation(job.protocol, hosts, quorum=quorum)
+            fed = InProcessFederation(job.protocol, hosts, quorum=quorum, check=check)
         else:
-            fed = VirtualFederation(job.protocol, hosts, clock, quorum=quorum)
+            fed = VirtualFederation(job.protocol, hosts, clock, quorum=quorum, check=check)
         durable = job.protocol.ledger_scope == "dataset"
         fed.central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=durable)
         if fed.central_server is not None:

@@ -566,6 +566,100 @@ def test_code_that_was_edited_after_its_import_does_not_run_as_it_was(module, tm
     assert dpcfl.resume(done.path, progress=False).state == "finished"
 
 
+LARGE = """
+from dpcfl_net.algorithms.base import MODEL, UPDATE, on_client
+from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.core.types import Release
+
+class Large(Global):
+    @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
+    def train(self, me, model):
+        return Release(update=1000 * (me.dpsgd("train", model) - model))
+"""
+
+
+@pytest.mark.parametrize("changes", [{}, {"network": {"clock": "virtual"}}, {"federation": "network"}])
+def test_an_update_above_its_bound_is_refused_in_one_process_as_over_the_network(module, tmp_path, changes):
+    """In one process such an algorithm ran to its end, with models that no run over the network has."""
+    module("large", LARGE)
+    federation = changes.get("federation", "in-process")
+    document = quick("large:Large") | {key: value for key, value in changes.items() if key == "network"}
+    with pytest.raises(dpcfl.RunFailed, match=r"norm update norm .* is over the bound"):
+        dpcfl.run(document, tmp_path / "runs", federation, progress=False)
+
+
+MISTAKEN = """
+from dpcfl_net.algorithms.global_model import Global
+
+class Mistaken(Global):
+    @classmethod
+    def capabilities_for(cls, options, setting):
+        return CAPABILITIES
+
+    @classmethod
+    def problems(cls, options, setting):
+        return PROBLEMS
+
+    def round(self, state, t, fed):
+        model = state.models[0]
+        CALL
+        return state
+
+    def train_more(self, me, model):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        ("fed.call(self.train_more, common={})", dpcfl.RunFailed, "Mistaken.train_more is no client step: .* with @on_client"),
+        ("fed.call(type(self).train, common={})", dpcfl.RunFailed, "train is no client step: .* such as self.train"),
+        ("fed.call(self.train, each={99: {}})", dpcfl.RunFailed, "^round 1: each has client 99: must be one of 0 to 7"),
+        (
+            "fed.call(self.train, each={0: model})",
+            dpcfl.RunFailed,
+            r"^round 1: each\[0\] is of type ndarray: must be a mapping",
+        ),
+        ("fed.call(self.train, each=[0])", dpcfl.RunFailed, "^round 1: each is of type list: must be a mapping"),
+        ("fed.call(self.train, common=model)", dpcfl.RunFailed, "^round 1: common is of type ndarray: must be a mapping"),
+        (
+            "fed.call(self.train, common={'model': model}).column('updates')",
+            KeyError,
+            "no tensor 'updates' .* tensors are update",
+        ),
+    ],
+)
+def test_a_wrong_call_of_an_own_algorithm_is_a_sentence(module, tmp_path, call, error, words):
+    given = {"CALL": call, "CAPABILITIES": "super().capabilities_for(options, setting)", "PROBLEMS": "[]"}
+    text = MISTAKEN
+    for word, value in given.items():
+        text = text.replace(word, value)
+    module("mistaken", text)
+    with pytest.raises(error, match=words):
+        dpcfl.run(quick("mistaken:Mistaken"), tmp_path / "runs", "in-process", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "problems", "words"),
+    [
+        ("None", "[]", "mistaken:Mistaken: `capabilities_for` returned NoneType: must be Capabilities"),
+        (
+            "super().capabilities_for(options, setting)",
+            "'too few'",
+            "mistaken:Mistaken: `problems` returned 'too few': must be a list",
+        ),
+        ("super().capabilities_for(options, setting)", "None", "mistaken:Mistaken: `problems` returned None: must be a list"),
+        ("super().capabilities_for(options, setting)", "('too few',)", "^too few$"),
+    ],
+)
+def test_a_wrong_result_of_a_check_of_an_own_algorithm_is_a_sentence(module, capabilities, problems, words):
+    text = MISTAKEN.replace("CAPABILITIES", capabilities).replace("PROBLEMS", problems).replace("CALL", "pass")
+    module("mistaken", text)
+    with pytest.raises(ConfigError, match=words):
+        config.resolve(quick("mistaken:Mistaken"))
+
+
 def test_numbers_and_arrays_of_numpy_are_diagnostics_as_well(module, tmp_path):
     numpys = '{"share": np.float32(0.5), "moved": np.arange(2), "pairs": [np.int64(3)]}'
     module("own_rounds", "import numpy as np\n" + ALGORITHM.replace('{"share": self.options.share}', numpys))

@@ -1,0 +1,51 @@
+"""Arguments of a call as an algorithm's server half gives them: the client step, and the tensors of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.types import ClientStep
+
+
+def step_of(method: Any) -> ClientStep:
+    """Return the client step that a method of an algorithm is.
+
+    Args:
+        method: A bound method, as `self.train`.
+
+    Raises:
+        RunFailed: If it is not marked by `on_client`, or not bound.
+    """
+    step = getattr(method, "client_step", None)
+    if isinstance(step, ClientStep) and hasattr(method, "__self__"):
+        return step
+    name = getattr(method, "__qualname__", type(method).__name__)
+    raise RunFailed(
+        f"{name} is no client step: must be a method of the algorithm with @on_client(charges=..., takes=..., gives=...), such as "
+        "self.train"
+    )
+
+
+def tensors_problem(common: Any, each: Any, clients: Sequence[int]) -> str:
+    """Say which argument of a call is not what it takes.
+
+    Args:
+        common: Tensors for all clients, or None.
+        each: Client to its separate tensors, or None.
+        clients: Client ids of the roster.
+
+    Returns:
+        A sentence; empty if both are right.
+    """
+    parts = {} if common is None else {"common": common}
+    if isinstance(each, Mapping):
+        if unknown := set(each) - set(clients):
+            return f"each has client {shown(next(iter(unknown)))}: must be one of 0 to {len(clients) - 1}"
+        parts |= {f"each[{client}]": tensors for client, tensors in each.items()}
+    elif each is not None:
+        parts["each"] = each
+    wrong = next(((name, value) for name, value in parts.items() if not isinstance(value, Mapping)), None)
+    return "" if wrong is None else f"{wrong[0]} is of type {type(wrong[1]).__name__}: must be a mapping"
