@@ -31,6 +31,7 @@ from dpcfl_net.privacy.accounting.document import account as account_document
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.report.run import Run
 from dpcfl_net.report.sweep import write_sweep
+from dpcfl_net.report.trackers.base import Tracker
 from dpcfl_net.results.comparison import Comparison
 
 __all__ = [
@@ -111,6 +112,7 @@ def run(
         RunFailed: If the run cannot continue; a note names the run folder.
         KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, once every process has ended. The run can be resumed.
     """
+    watching = _callbacks(callbacks)
     with caller.restored(), Interrupts() as interrupts:
         with interrupts.raising():
             settings = _with_federation(config, federation)
@@ -120,7 +122,7 @@ def run(
             folder = new_run.new_folder(settings, Path(out))
         except OSError as error:
             raise ConfigError(f"{error.filename or out}: {reason(error)}") from None
-        return _watched(folder, settings, 0.0, interrupts, callbacks, progress)
+        return _watched(folder, settings, 0.0, interrupts, watching, progress)
 
 
 def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bool = True) -> Run:
@@ -141,6 +143,7 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
         RunFailed: As in `run`.
         KeyboardInterrupt: As in `run`.
     """
+    watching = _callbacks(callbacks)
     with caller.restored(), Interrupts() as interrupts:
         folder = Path(path)
         with interrupts.raising():
@@ -149,7 +152,7 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
             return Run(folder)
         if saved.config.runtime.federation == "in-process":  # other runs read the code again, in new processes
             check_code([saved.config])
-        return _watched(folder, saved.config, saved.seconds, interrupts, callbacks, progress)
+        return _watched(folder, saved.config, saved.seconds, interrupts, watching, progress)
 
 
 def open_run(path: Path | str) -> Run:
@@ -299,8 +302,12 @@ def tune(
         KeyboardInterrupt: After Ctrl-C; the same call resumes.
     """
     _check_jobs(jobs)
+    names = _listed("algorithms", algorithms, "['r-dpcfl', 'local']")
+    given = TuneOptions() if options is None else options
+    if not isinstance(given, TuneOptions):
+        raise ConfigError(f"options is of type {type(given).__name__}: must be TuneOptions, for example TuneOptions(trials=8)")
     with caller.restored():
-        study = Study.of(config, {}, list(algorithms), sweep_axes.axes_of(grid), options or TuneOptions(), Path(out))
+        study = Study.of(config, {}, names, sweep_axes.axes_of(grid), given, Path(out))
         bar = CellsBar(open_bar(jobs > 1), study.folder.path.name, study.trial_runs + study.final_runs)
         StudyRuns(study, bar.ended, lambda: tuning_output.write(study)).run(jobs, bar if jobs > 1 else None)
         tuning_output.write_pages(study)
@@ -335,7 +342,9 @@ def compare(
     """
     if isinstance(runs, SweepResult):
         return runs.compare(force=force, fairness=fairness, target=target)
-    folders = [one.path if isinstance(one, Run | SweepResult) else Path(one) for one in runs]
+    folders = [
+        one.path if isinstance(one, Run | SweepResult) else Path(one) for one in _listed("runs", runs, "[run, 'runs/NAME']")
+    ]
     if not folders:
         raise ConfigError("nothing to compare: give runs, sweeps or their folders")
     return Comparison.of(folders, force=force, fairness=fairness, target=target)
@@ -373,13 +382,40 @@ def account(
                 "a complete document holds delta, adjacency, accountant and target_epsilon: do not pass them as arguments"
             )
         return account_document(dict(events))
-    document = {"events": [_event(event) for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
+    document = {
+        "events": [_event(event) for event in _listed("events", events, "[SampledGaussian(1.0, 0.01, 1000)]")],
+        "delta": delta,
+        "adjacency": adjacency,
+        "accountant": accountant,
+    }
     return account_document(document if target_epsilon is None else {**document, "target_epsilon": target_epsilon})
 
 
 def _check_jobs(jobs: int) -> None:
     if type(jobs) is not int or not 1 <= jobs <= sweep_axes.MOST_CELLS:
         raise ConfigError(f"jobs is {jobs!r}: must be a whole number from 1 to {sweep_axes.MOST_CELLS:,}")
+
+
+def _listed(name: str, values: Any, example: str) -> list[Any]:
+    """Return an argument as a list; ConfigError for one value, or for a text, whose items are its letters."""
+    if isinstance(values, str | bytes | Path | Mapping | type) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} is {shown(values)}: must be a list, for example {example}")
+    return list(values)
+
+
+def _callbacks(callbacks: Any) -> list[Callback]:
+    """Return the callbacks as a list; ConfigError before anything runs for what cannot be called with a round."""
+    found = _listed("callbacks", callbacks, "[print]")
+    for number, callback in enumerate(found):
+        if isinstance(callback, type) and issubclass(callback, Tracker):
+            raise ConfigError(
+                f"callbacks[{number}] is the class {callback.__name__}: must be an object of it, {callback.__name__}(...)"
+            )
+        if not callable(callback):
+            raise ConfigError(
+                f"callbacks[{number}] is {shown(callback)}: must be a function of a round's metrics, or a tracker"
+            )
+    return found
 
 
 def _event(event: Event | Mapping[str, Any]) -> Any:
@@ -399,11 +435,11 @@ def _with_federation(config: Source, federation: str | None) -> Config:
 
 
 def _watched(
-    folder: Path, config: Config, seconds_before: float, interrupts: Interrupts, callbacks: Iterable[Callback], progress: bool
+    folder: Path, config: Config, seconds_before: float, interrupts: Interrupts, callbacks: list[Callback], progress: bool
 ) -> Run:
     """Start or resume the run of a folder, with the errors and callbacks of `run`."""
     title, in_process = f"{config.name} {config.algorithm['name']}", config.runtime.federation == "in-process"
-    watcher = Watcher(folder, config, list(callbacks), open_bar(progress, keep_stdout=in_process), title)
+    watcher = Watcher(folder, config, callbacks, open_bar(progress, keep_stdout=in_process), title)
     feed = watcher.feed
     try:
         options = running.RunOptions(seconds_before, interrupts=interrupts, in_calling_process=in_process)

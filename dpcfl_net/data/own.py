@@ -14,6 +14,7 @@ import numpy as np
 
 from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
 from dpcfl_net.data import cache, formats, natural, readers
 from dpcfl_net.data.files import FileSource
 
@@ -178,13 +179,22 @@ def _given(source: Source) -> Any:
     return formats.read(source.name, source.files, source.root)
 
 
+def _key_differences(given: Mapping[Any, Any]) -> str:
+    """Name the keys that a data set lacks, and those that mean nothing."""
+    needed = [*cache.KEYS, *NUMBERS, *(CLIENTS if set(CLIENTS) & set(given) else ())]
+    lacking = [repr(key) for key in needed if key not in given]
+    unknown = [shown(key) for key in given if key not in needed]
+    parts = {"it lacks": lacking, "it has unknown keys": unknown}
+    return "; ".join(f"{what} {', '.join(keys)}" for what, keys in parts.items() if keys)
+
+
 def _problems(given: Any) -> list[str]:
     """Problems of a data set; later checks rely on earlier ones."""
     expected = {*cache.KEYS, *NUMBERS}
     if not isinstance(given, Mapping) or set(given) not in (expected, expected | {*CLIENTS}):
-        got = f"the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
+        got = _key_differences(given) if isinstance(given, Mapping) else f"got {type(given).__name__}"
         optional = f"and for clients of the records {' and '.join(CLIENTS)}"
-        return [f"it must return a dict with the keys {', '.join([*cache.KEYS, *NUMBERS])}, {optional}, got {got}"]
+        return [f"it must return a dict with the keys {', '.join([*cache.KEYS, *NUMBERS])}, {optional}; {got}"]
     columns = [*cache.KEYS, *(key for key in CLIENTS if key in given)]
     not_arrays = [key for key in columns if not isinstance(given[key], np.ndarray)]
     wrong = [f"{key} must be a numpy array, got {type(given[key]).__name__}" for key in not_arrays]

@@ -93,6 +93,10 @@ def source_document(source: str | Path | Mapping[str, Any] | Config) -> dict[str
     """Return a copy of the document that `load` starts from; errors as `find`."""
     if isinstance(source, Config):
         return source.model_dump(mode="json")
+    if not isinstance(source, str | os.PathLike | Mapping):
+        raise ConfigError(
+            f"config is of type {type(source).__name__}: must be a file, the name of a packaged configuration, a dictionary or a Config"
+        )
     return with_named_sections(plain(source) if isinstance(source, Mapping) else read_document(find(source)))
 
 

@@ -20,6 +20,43 @@ def test_settings_as_arguments_of_run_are_refused_with_the_way_to_change_them():
         dpcfl.run("quickstart", rounds=3)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda out: dpcfl.run("quickstart", out, callbacks=print),
+            r"^callbacks is <built-in .*: must be a list, for example \[print\]$",
+        ),
+        (
+            lambda out: dpcfl.run("quickstart", out, callbacks=[print, "tb"]),
+            r"^callbacks\[1\] is 'tb': must be a function of a round's",
+        ),
+        (
+            lambda out: dpcfl.run("quickstart", out, callbacks=[dpcfl.TensorBoard]),
+            r"^callbacks\[0\] is the class TensorBoard: must be",
+        ),
+        (lambda out: dpcfl.resume(out / "none", callbacks="tb"), "^callbacks is 'tb': must be a list"),
+        (lambda out: dpcfl.tune("quickstart", "local", {"local.lr": [1]}, out=out), "^algorithms is 'local': must be a list"),
+        (
+            lambda out: dpcfl.tune("quickstart", ["local"], {"local.lr": [1]}, {"trials": 2}, out),
+            "^options is of type dict: must be Tune",
+        ),
+        (lambda out: dpcfl.compare("runs/one"), r"^runs is 'runs/one': must be a list, for example \[run, 'runs/NAME'\]$"),
+        (
+            lambda out: dpcfl.account(dpcfl.SampledGaussian(1.0, 0.1, 9), 1e-5),
+            r"^events is SampledGaussian\(.*: must be a list",
+        ),
+        (lambda out: dpcfl.load(None), "^config is of type NoneType: must be a file, the name of a packaged"),
+        (lambda out: dpcfl.sweep(7, {"seed": [0]}, out), "^config is of type int: must be a file, the name of a packaged"),
+    ],
+)
+def test_an_argument_of_another_type_is_a_sentence_before_anything_runs(call, words, tmp_path):
+    """A callback that cannot be called was found after the first round, which was charged."""
+    with pytest.raises(dpcfl.ConfigError, match=words):
+        call(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_the_import_is_cheap():
     heavy = {"torch", "numpy", "pydantic", "rich", "dpcfl_net.launch", "dpcfl_net.experiment"}
     code = f"import sys; before = set(sys.modules); import dpcfl_net; dir(dpcfl_net); print({heavy!r} & (set(sys.modules) - before))"

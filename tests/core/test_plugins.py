@@ -152,8 +152,10 @@ def test_an_imported_module_is_not_searched_again(module, monkeypatch):
     ("change", "words"),
     [
         ("given = [1, 2]", ["must return a dict", "got list"]),
-        ("del given['std']", ["must return a dict", "'mean', 'test_x'"]),
-        ("given['extra'] = 1", ["'extra'"]),
+        ("del given['std']", ["must return a dict", "train_client and test_client; it lacks 'std'"]),
+        ("given['extra'] = 1", ["train_client and test_client; it has unknown keys 'extra'"]),
+        ("given['clases'] = given.pop('classes')", ["; it lacks 'classes'; it has unknown keys 'clases'"]),
+        ("given['train_client'] = np.arange(120)", ["; it lacks 'test_client'"]),
         ("given['train_x'] = given['train_x'].tolist()", ["train_x must be a numpy array, got list"]),
         ("given['train_x'] = given['train_x'] / 255", ["train_x must be images", "float64 (120, 1, 6, 6)"]),
         ("given['train_x'] = given['train_x'][:, 0]", ["uint8 (120, 6, 6)"]),
