@@ -11,6 +11,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import Roster
 from dpcfl_net.data import cache
+from dpcfl_net.experiment.step_checks import step_problems
 from dpcfl_net.federation.claim import NoisyPlan, noisy_plans, plan_events, plan_problem, protected, without_guarantee
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key
 from dpcfl_net.federation.secure_claim import secure_sum_problem
@@ -31,11 +32,14 @@ def calibrated(protocol: Protocol) -> Protocol:
 
     Raises:
         ConfigError: If no noise meets the target, a dataset ledger is requested without a finite epsilon, or the noise of secure
-            sums is too coarse, or a plan changes between two calls, or holds a slot whose event is not its cost in this job.
+            sums is too coarse, or a plan changes between two calls, or holds a slot whose event is not its cost in this job or that no
+            client step fills, or a tensor has a side without a size.
     """
     algorithm = algorithm_of(protocol)
     if problem := plan_problem(algorithm):
         raise ConfigError(problem)
+    if problems := step_problems(algorithm):
+        raise ConfigError(problems)
     solved: dict[NoisyPlan, float | None] = {}
     reasons = without_guarantee(algorithm)
     if reasons and protocol.ledger_scope == "dataset":

@@ -590,6 +590,49 @@ def test_an_update_above_its_bound_is_refused_in_one_process_as_over_the_network
         dpcfl.run(document, tmp_path / "runs", federation, progress=False)
 
 
+STEPS = """
+from dpcfl_net.algorithms.base import MODEL, UPDATE, full_epochs, on_client
+from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.core.types import Release, TensorSpec
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
+
+class Steps(Global):
+    def plan(self, client):
+        return [DPSGDSlot("train", *full_epochs(self.protocol.local, client)), GaussianSlot("sums")] * self.protocol.rounds
+
+    @on_client(charges=["train", "sums"], takes={"model": MODEL}, gives={"update": UPDATE, "sums": TensorSpec("f4", (64,))})
+    def train(self, me, model):
+        sums = me.noisy_sum("sums", lambda row: row, 1.0)
+        return Release(update=me.dpsgd("train", model) - model, sums=sums)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            'TensorSpec("f4", (64,))',
+            'TensorSpec("f4", ("sides",))',
+            "'train' of steps:Steps gives 'sums' with the side 'sides': must be",
+        ),
+        ('GaussianSlot("sums")', 'GaussianSlot("sum")', r"has slot 'sum' \(GaussianSlot\), .* 'train' charges train and sums"),
+        ('DPSGDSlot("train"', 'DPSGDSlot("trained"', r"has slot 'trained' \(DPSGDSlot\), which no client step fills"),
+        (', GaussianSlot("sums")]', "]", r"has slot 'train' \(DPSGDSlot\), which no client step fills with slots of this plan"),
+    ],
+)
+def test_steps_that_plan_and_sides_do_not_fit_are_refused_before_anything_starts(module, tmp_path, old, new, words):
+    """A side without a size was a traceback of --dry-run; a slot with another name was found when round 1 asked for the step."""
+    make_keys(tmp_path / "keys", 2)
+    module("steps", STEPS)
+    resolved = config.resolve(quick("steps:Steps") | {"data": {**SMALL["data"], "clients": [2], "train_per_client": 60}})
+    make_job(resolved, tmp_path / "keys")
+    assert old in STEPS
+    module("steps", STEPS.replace(old, new))
+    importlib.reload(sys.modules["steps"])
+    with pytest.raises(ConfigError, match=words):
+        make_job(resolved, tmp_path / "keys")
+
+
 MISTAKEN = """
 from dpcfl_net.algorithms.global_model import Global
 

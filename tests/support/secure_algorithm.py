@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpcfl_net.algorithms import base
 from dpcfl_net.federation.capabilities import Capabilities
+from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.federation.secure.terms import settings_of, survivors_needed
 from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import SecureSlot, StageSlot
@@ -23,7 +24,10 @@ class SecureMean(base.Algorithm):
     def capabilities_for(cls, options, setting):
         trusts = [(unit, "secure-aggregation") for unit in ("client", "sample")]
         return Capabilities(
-            setting.rounds * float(setting.clients), protects=(*trusts, ("client", "trusted-server")), plain_sgd=True
+            setting.rounds * float(setting.clients),
+            protects=(*trusts, ("client", "trusted-server")),
+            plain_sgd=True,
+            sides={"masked": lambda model: model.parameters},
         )
 
     def plan(self, client):
@@ -34,6 +38,10 @@ class SecureMean(base.Algorithm):
         raise AssertionError("its jobs are checked and not run")
 
     def round(self, state, t, fed):
+        raise AssertionError("its jobs are checked and not run")
+
+    @base.on_client(charges=["masked_update"], takes={**MASKING, "model": base.MODEL}, gives={"masked": MASKED})
+    def masked_update(self, me, model):
         raise AssertionError("its jobs are checked and not run")
 
     def secure_code(self, participants):
