@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ from dpcfl_net.training.plain_path import fill
 # by about as little.
 _LOGITS_BOUND = 1e-4
 _LOGITS_FLOOR = 1e-3  # smaller logits are compared absolutely: a last layer may start at zero
+_BESIDE_BOUND, _BESIDE_FLOOR = 1e-3, 1e-30  # of numbers of a record beside another one, relative and absolute
+_LARGEST, _SMALL = 3e38, 1e-6  # a weight may be as large; size of records beside one that overflows
 _GRADIENT_NUMBERS = 2**26  # per call of an engine: 256 MiB in float32, less than a run needs
 _MIXED = (
     "a record's {} with the other records of its batch, so no record's gradient can be clipped: does forward take a "
@@ -74,8 +77,8 @@ def check(
         Engine and errors.
 
     Raises:
-        ConfigError: With the reasons why per-record clipping would fail or bound nothing, or the error that a record at the ends of
-            `span` raises: the server would see that a client with such a record stops.
+        ConfigError: With the reasons why per-record clipping would fail or bound nothing, also under weights of which a record
+            at the ends of `span` overflows, or the error that such a record raises: the server would see that its client stops.
     """
     if problems := _parameters(module) or layer_rules.problems(module, by_record):
         raise ConfigError(problems)
@@ -90,6 +93,8 @@ def check(
             found = _checked(module, x, classes, by_record, path)
             if span is not None:
                 _ends(module, input_shape, span)
+                if found.path not in (None, "fast"):  # its layers treat each record alone, whatever the weights
+                    _apart(module, input_shape, span, path)
             return found
         except ConfigError:
             raise
@@ -149,11 +154,10 @@ def _ends(module: nn.Module, input_shape: tuple[int, ...], span: tuple[float, fl
 
     A server may send weights that overflow: an error on what is not finite would tell it which client has such a record.
     """
-    module, (low, high) = copy.deepcopy(module), (torch.full((1, *input_shape), end) for end in span)
-    mixed = torch.where(torch.arange(low.numel()).view_as(low) % 2 == 0, low, high)
+    module = copy.deepcopy(module)
     for weights, scale in (("", 1.0), (" with weights of 1e30", 1e30)):
         fill(list(module.parameters()), scale * synthetic.parameters(module))
-        for numbers, x in ((f"{span[0]:g}", low), (f"{span[1]:g}", high), (f"{span[0]:g} and {span[1]:g}", mixed)):
+        for numbers, x in _at_ends(input_shape, span).items():
             for training in (True, False):
                 try:
                     module.train(training)(x)
@@ -163,6 +167,65 @@ def _ends(module: nn.Module, input_shape: tuple[int, ...], span: tuple[float, fl
                         f"{error}; the server would see that a client with such a record stops: clamp codes, as "
                         "dpcfl_net.training.sequences.Codes does, and let numbers that are not finite pass"
                     ) from error
+
+
+def _at_ends(input_shape: tuple[int, ...], span: tuple[float, float]) -> dict[str, torch.Tensor]:
+    """Records of the smallest number, of the largest, and of both, (1, ...) each, by their numbers."""
+    low, high = (torch.full((1, *input_shape), end) for end in span)
+    mixed = torch.where(torch.arange(low.numel()).view_as(low) % 2 == 0, low, high)
+    return {f"{span[0]:g}": low, f"{span[1]:g}": high, f"{span[0]:g} and {span[1]:g}": mixed}
+
+
+@torch.no_grad()
+def _apart(module: nn.Module, input_shape: tuple[int, ...], span: tuple[float, float], path: str) -> None:
+    """Refuse a model in which a record with large activations changes the logits or gradients of the others.
+
+    A guard against overflow that acts on the whole batch does: a server may send weights under which one record sets it off.
+    """
+    x = synthetic.records(module, input_shape, RECORDS)
+    others = _SMALL * torch.cat([x[:1], -x[:1]])  # which do not set it off themselves
+    name, engine = choose(module, path, input_shape)
+    forwards = [copy.deepcopy(module).train(training) for training in (True, False)]
+    labels = torch.zeros(len(others) + 1, dtype=torch.int64)
+
+    def computed(theta: torch.Tensor, last: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        batch, found = torch.cat([others, last]), []
+        for forward in forwards:
+            fill(list(forward.parameters()), theta)
+            found.append(("logits change", forward(batch)))
+        if name == "opacus":  # vmap computes each record alone, and the deep path knows every operation
+            found += [("gradient changes", part.squared_norms()) for part in engine.gradients(theta, batch, labels)[1]]
+        return [(what, values[: len(others)]) for what, values in found]
+
+    for weights, theta in _large_weights(module):
+        alone = computed(theta, torch.zeros_like(x[:1]))
+        for numbers, last in _at_ends(input_shape, span).items():
+            where = f"with weights {weights}, which a server may send, beside a record of the numbers {numbers}"
+            advice = "decide for each record alone, as torch.where does, and let numbers that are not finite pass"
+            try:
+                beside = computed(theta, last)
+            except Exception as error:
+                raise ConfigError(f"training it raises {type(error).__name__} {where}: {error}; {advice}") from error
+            for (what, before), (_, after) in zip(alone, beside, strict=True):
+                if not torch.allclose(before, after, rtol=_BESIDE_BOUND, atol=_BESIDE_FLOOR, equal_nan=True):
+                    raise ConfigError(f"{_MIXED.format(what)} It does so {where}: {advice}")
+
+
+def _large_weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters, (p,), under which large records have large activations and small ones small: biases are zero."""
+    parameters = dict(module.named_parameters())
+    drawn = synthetic.parameters(module).split([parameter.numel() for parameter in parameters.values()])
+
+    def whole(change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        parts = []
+        for (name, parameter), values in zip(parameters.items(), drawn, strict=True):
+            kept = torch.zeros_like(values) if name.endswith("bias") else values
+            parts.append(change(values) if parameter.dim() > 1 else kept)
+        return torch.cat(parts)
+
+    for scale in (1.0, 1e6, 1e12, 1e18, 1e24, 1e30, 1e36):  # in steps of 1 / _SMALL
+        yield f"of about {scale:g}", whole(partial(torch.mul, scale))
+    yield f"of {_LARGEST:g}", whole(partial(torch.full_like, fill_value=_LARGEST))
 
 
 @torch.no_grad()

@@ -451,6 +451,43 @@ def test_a_model_that_clamps_its_codes_takes_every_record(module):
     config.resolve(document(model={"name": "net:build"}))
 
 
+GUARDED = """
+class Guarded(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.hidden, self.output = nn.Linear(36, 8), nn.Linear(8, classes)
+
+    def forward(self, x):
+        h = self.hidden(x.flatten(1))
+        GUARD
+        return self.output(torch.tanh(h))
+
+def build(input_shape, classes): return Guarded(classes)
+"""
+BATCH_GUARDS = (
+    "h = h if h.isfinite().all() else h * 0",
+    "h = h if h.isfinite().all() else torch.zeros_like(h)",
+    "h = h / h.detach().abs().max().clamp(min=1e4)",
+)
+
+
+@pytest.mark.parametrize("guard", BATCH_GUARDS)
+def test_a_guard_against_overflow_that_changes_other_records_is_refused(module, guard):
+    """With weights of a server under which one record overflows, the gradients of all others changed, at the target epsilon."""
+    module("mine", data())
+    module("net", MODEL + GUARDED.replace("GUARD", guard))
+    (problem,) = problems(model={"name": "net:build"})
+    assert "model.name is 'net:build'" in problem
+    assert "which a server may send, beside a record of the numbers" in problem
+
+
+def test_a_guard_against_overflow_of_each_record_is_taken(module):
+    module("mine", data())
+    guard = "h = torch.where(h.isfinite().all(1, keepdim=True), h, torch.zeros_like(h))"
+    module("net", MODEL + GUARDED.replace("GUARD", guard))
+    config.resolve(document(model={"name": "net:build"}))
+
+
 GOOD = (
     MODEL
     + "def build(input_shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(36, WIDE), nn.ReLU(), nn.Linear(WIDE, classes))"
