@@ -38,6 +38,10 @@ SAMPLES_SHOW = {
     "fixed": "who is in the sample of a round, for those who see the traffic of the network, and for clients that act together: each knows "
     "if it was sampled, which tells about the others in a sample of fixed size, and epsilon counts on a secret sample",
 }
+FILES_SHOW = (
+    "the run folder and its report, which belong to the trusted server: messages, times and the observer's lines name the clients in the "
+    "sample of each round, and epsilon counts on a secret sample"
+)
 COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
     "equal numbers"
@@ -175,6 +179,7 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         central = [slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot)]
         sampled = dict.fromkeys(slot.sampling for slot in central if slot.sample_size < slot.population)
         not_covered += [said[sampling] for sampling in sampled for said in (SAMPLES_SHOW, ROUND_TIMES)]
+        not_covered += [FILES_SHOW] if sampled else []
     return not_covered
 
 

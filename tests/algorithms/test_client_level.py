@@ -394,6 +394,8 @@ def test_the_statement_says_who_can_know_a_sample(tmp_path, sampling_rate, priva
     said = [line for line in lines if line.startswith("who is in the sample of a round")]
     assert len(said) == (others is not None)
     assert all("the traffic of the network" in line and ("clients that act together" in line) == others for line in said)
+    # Who publishes a report publishes its timeline.
+    assert any(line.startswith("the run folder and its report") for line in lines) == (others is not None)
 
 
 @pytest.mark.parametrize(
