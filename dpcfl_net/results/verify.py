@@ -22,6 +22,7 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import Slot, for_clients
 from dpcfl_net.results.answers import other_than_announced, other_than_answered
 from dpcfl_net.results.epsilon_spent import charges_to, ledger_folder
+from dpcfl_net.results.number_format import at_most
 from dpcfl_net.results.split_models import Given, given, other_than_charged, split_models
 from dpcfl_net.results.summary import run_settings
 from dpcfl_net.transport import transcript
@@ -157,7 +158,8 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
             planned.append(epsilon(list(events), delta, privacy.adjacency, privacy.accountant))
             within = within and planned[-1] <= target
     most, target = max(known.values(), default=0.0), job.protocol.epsilon
-    detail = f"charged {most:.4f}, whole plan {max(planned):.4f}, target {target:g} at delta {privacy.delta:g}"
+    charged_in_all, plan_in_all = at_most(most, 6), at_most(max(planned), 6)
+    detail = f"charged {charged_in_all}, whole plan {plan_in_all}, target {target:g} at delta {privacy.delta:g}"
     if job.protocol.unprotected:
         what = "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"
         return Check(what, within, f"{detail}; {'; '.join(job.protocol.unprotected)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from api_runs import TINY
 
@@ -34,6 +36,9 @@ def test_plan_ledger_and_statement_of_a_run_agree_on_the_epochs(tmp_path):
     assert privacy.document["epsilon_replace_one"] == pytest.approx(replaced, rel=1e-6)
     assert 1.5 * spent < replaced < 2 * spent
     assert all(check.holds is not False for check in run.verify())
+    printed = [re.match("charged ([0-9.]+), whole plan ([0-9.]+), target 5 at", check.detail) for check in run.verify()]
+    ((charged, planned),) = [match.groups() for match in printed if match]
+    assert spent <= float(charged) == float(planned) <= 5  # rounded up: a promise holds as it is printed
 
 
 def test_a_job_without_the_setting_has_the_bytes_it_had():
