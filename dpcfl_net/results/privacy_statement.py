@@ -26,6 +26,10 @@ WITH_PARTICIPATIONS = {
     "zero-out": "zero-out: all updates of a client replaced by zeros; when it takes part is public",
     "replace-one": "replace-one: all updates of a client exchanged for others; when it takes part is public",
 }
+WITH_SUMS = {
+    "zero-out": "zero-out: all vectors of a client replaced by zeros; which clients the job has is public, since each of them sends",
+    "replace-one": "replace-one: all vectors of a client exchanged for others; which clients the job has is public, since each of them sends",
+}
 TRUST = {
     "untrusted-server": "untrusted server: each client adds noise before it sends anything",
     "trusted-server": "trusted server: it receives raw updates and adds the noise",
@@ -127,6 +131,8 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
 
     spent, participations = number(privacy.get("epsilon_spent")), number(privacy.get("participations"))
     adjacencies = ADJACENCIES.get(str(privacy.get("unit")), ADJACENCIES["sample"])
+    if adjacencies is ADJACENCIES["client"] and privacy.get("trust") == "secure-aggregation":
+        adjacencies = WITH_SUMS
     facts = [
         ("Unit", words("unit", UNITS)),
         ("Adjacency", words("adjacency", adjacencies if participations is None else WITH_PARTICIPATIONS)),
