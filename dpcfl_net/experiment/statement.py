@@ -27,6 +27,7 @@ NO_DEADLINE = (
     "duration of tasks: steps hide the number of sampled records, but answers are sent as soon as they are ready "
     "(fix: local.deadline_s)"
 )
+LATE = "tasks that take longer than local.deadline_s, {:g} s: their answers leave at a later multiple of it, which shows some of the time"
 ROUND_TIMES = {
     "poisson": "duration of rounds: it depends on how many clients a round samples and on which, and who knows the numbers of all rounds "
     "learns more than epsilon allows",
@@ -166,9 +167,12 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered.append(OBSERVED_PERSONAL)
     if by_client:
         not_covered.append(COUNTS)
-    elif not able.plain_sgd and protocol.local.deadline_s is None:
-        free = FREE_PACE + ("" if protocol.privacy.secure else CONSTANT_PACE)  # secure sums take no padded batches
-        not_covered.append(free if protocol.local.pace == "free" else NO_DEADLINE)
+    elif not able.plain_sgd and protocol.local.pace == "free":
+        # Secure sums take no padded batches.
+        not_covered.append(FREE_PACE + ("" if protocol.privacy.secure else CONSTANT_PACE))
+    elif not able.plain_sgd:
+        deadline_s = protocol.local.deadline_s
+        not_covered.append(NO_DEADLINE if deadline_s is None else LATE.format(deadline_s))
     smallest = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
     if protocol.privacy.delta >= 1 / smallest:
         what, count = ("clients", "n") if by_client else ("records", "N")

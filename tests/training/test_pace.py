@@ -111,6 +111,7 @@ def test_statements_say_what_time_shows(tmp_path):
     assert "the time of a step depends on the number of sampled records" in said["free"]
     assert "answers are sent as soon as they are ready" in said["paced"]
     assert "duration of tasks" not in said["due"]
+    assert ["longer than local.deadline_s, 2 s" in said[name] for name in ("free", "paced", "due")] == [False, False, True]
 
 
 @pytest.mark.parametrize(
