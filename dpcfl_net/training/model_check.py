@@ -34,7 +34,7 @@ from dpcfl_net.training.plain_path import fill
 _LOGITS_BOUND = 1e-4
 _LOGITS_FLOOR = 1e-3  # smaller logits are compared absolutely: a last layer may start at zero
 _BESIDE_BOUND, _BESIDE_FLOOR = 1e-3, 1e-30  # of numbers of a record beside another one, relative and absolute
-_LARGEST, _SMALL = 3e38, 1e-6  # a weight may be as large; size of records beside one that overflows
+_LARGEST, _SMALL = 3e38, 1e-12  # a weight may be as large; size of records beside one that overflows
 _GRADIENT_NUMBERS = 2**26  # per call of an engine: 256 MiB in float32, less than a run needs
 _MIXED = (
     "a record's {} with the other records of its batch, so no record's gradient can be clipped: does forward take a "
@@ -223,7 +223,7 @@ def _large_weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             parts.append(change(values) if parameter.dim() > 1 else kept)
         return torch.cat(parts)
 
-    for scale in (1.0, 1e6, 1e12, 1e18, 1e24, 1e30, 1e36):  # in steps of 1 / _SMALL
+    for scale in (1.0, 1e12, 1e24, 1e36):  # in steps of 1 / _SMALL
         yield f"of about {scale:g}", whole(partial(torch.mul, scale))
     yield f"of {_LARGEST:g}", whole(partial(torch.full_like, fill_value=_LARGEST))
 
