@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_a_package_imports_only_from_packages_below_it(module):
 def test_every_module_is_in_a_package_of_the_order():
     assert {package(module) for module in MODULES} == {*ORDER, "dpcfl_net"}
     assert {path.name for path in (ROOT / "dpcfl_net").glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_no_module_imports_itself_through_others():
+    """Packages that a module is in are left out: Python imports them first in any case."""
+    imported = {
+        module: {name for name in imports(path) if name in MODULES and not f"{module}.".startswith(f"{name}.")}
+        for module, path in MODULES.items()
+    }
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as circle:
+        pytest.fail(" -> ".join(reversed(circle.args[1])))
 
 
 # Where the name of a distribution is not that of its module.

@@ -12,7 +12,7 @@ import numpy as np
 from dpcfl_net.algorithms.asynchronous_options import Asynchronous
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.types import State
-from dpcfl_net.federation.asynchronous import Outcome, Participation, gather
+from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
@@ -76,7 +76,7 @@ def fill_buffer(
         number, _, ends = tasks.working[client]
         fed.submit(Participation(client, number, step.kind, tensors, ends))
     count = min(how.buffer, len(tasks.working)) if among is None else len(among)
-    outcomes = [outcome.decoded(partial(encoding.decode_release, step)) for outcome in gather(fed, count, among)]
+    outcomes = [outcome.decoded(partial(encoding.decode_release, step)) for outcome in fed.gather(count, among)]
     staleness = {outcome.client: t - 1 - tasks.working[outcome.client][1] for outcome in outcomes}
     figures: dict[str, Any] = {"participations": tasks.counts}
     if old := [*staleness.values()]:

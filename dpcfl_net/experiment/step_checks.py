@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dpcfl_net.core.roster import ClientEntry
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import ClientSide, client_steps, tensor_sides
 from dpcfl_net.federation.plan_examples import plan_examples
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpcfl_net.federation.aggregation import ModelMeans, chosen_row
-from dpcfl_net.federation.base import Arrays, ClientSide
+from dpcfl_net.federation.base import Arrays
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.group_messages import (
     ANSWERED,
     LOST,

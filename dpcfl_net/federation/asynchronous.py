@@ -1,18 +1,14 @@
-"""Asynchronous calls of client steps: open tasks, their outcomes in order of arrival, and a buffer of them."""
+"""Asynchronous calls of client steps: open tasks, their outcomes, and raw releases that wait in a buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
-
-if TYPE_CHECKING:
-    from dpcfl_net.federation.base import Federation
 
 Decode = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -37,6 +33,13 @@ class Participation:
     ends: float = 0.0
 
 
+class Receiver(Protocol):
+    """The part of a federation that tells when raw releases may be read."""
+
+    round: int
+    in_central_step: bool
+
+
 class RawRelease(Mapping[str, np.ndarray]):
     """Raw release to a trusted server: only a central step can read its tensors, as `me.buffer`.
 
@@ -47,7 +50,7 @@ class RawRelease(Mapping[str, np.ndarray]):
         decode: Decodes them when they are read.
     """
 
-    def __init__(self, fed: Federation, client: int, tensors: Mapping[str, np.ndarray], decode: Decode = dict) -> None:
+    def __init__(self, fed: Receiver, client: int, tensors: Mapping[str, np.ndarray], decode: Decode = dict) -> None:
         self._fed, self._client, self._tensors, self._decode = fed, client, tensors, decode
 
     def decoded(self, decode: Decode) -> RawRelease:
@@ -104,32 +107,3 @@ class Outcome:
         if release is None:
             return self
         return replace(self, release=release.decoded(decode) if isinstance(release, RawRelease) else decode(release))
-
-
-def gather(fed: Federation, count: int, among: Collection[int] | None = None) -> list[Outcome]:
-    """Collect the next outcomes of open tasks; sets the federation's `counts` and `lost`.
-
-    Args:
-        fed: The federation.
-        count: Number of outcomes; at least so many tasks must be open.
-        among: Take the outcomes of these clients only; None: of any client.
-
-    Returns:
-        The outcomes in client order, so that the sum of their updates does not depend on the order of arrival.
-
-    Raises:
-        RunFailed: If fewer of them than the quorum are answers; an answer that a crash lost counts.
-    """
-    found = sorted((fed.next_outcome(among) for _ in range(count)), key=lambda outcome: outcome.client)
-    fed.lost = [outcome.client for outcome in found if outcome.lost]
-    fed.counts = replace(RoundCounts(fed.round), late=fed.counts.late if fed.counts.round == fed.round else [])
-    fed.counts.add_call(
-        [outcome.client for outcome in found], [outcome.client for outcome in found if outcome.release is not None]
-    )
-    needed, answered = answers_needed(fed.quorum, count), len(fed.counts.answered) + len(fed.lost)
-    if answered < needed:
-        raise RunFailed(
-            f"round {fed.round}: {answered} of {count} buffered participations were answered, the quorum is "
-            f"{needed} (runtime.quorum is {fed.quorum:g}; with a lower one the run continues without the others)"
-        )
-    return found

@@ -4,50 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol as Job
-from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
 from dpcfl_net.federation.asynchronous import Outcome, Participation, RawRelease
 from dpcfl_net.federation.call_arguments import step_of, tensors_problem
-from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
-from dpcfl_net.privacy.slots import Slot
 
-if TYPE_CHECKING:
-    from dpcfl_net.federation.central_dp import CentralDPServer
-    from dpcfl_net.privacy.secure_sum import SumCode
-
-__all__ = ["Arrays", "ClientSide", "Federation", "Results"]
+__all__ = ["Arrays", "Federation", "Results"]
 
 
-class ClientSide(Protocol):
-    """The part of an algorithm that the client runtime uses; `algorithms.base.Algorithm` implements it."""
+class CentralServer(Protocol):
+    """The part of a trusted server that rounds use; `central_dp.CentralDPServer` implements it."""
 
-    protocol: Job
-    options: Any
-    setting: Setting
-    capabilities: Capabilities
+    shown: dict[str, Any]
 
-    @property
-    def name(self) -> str: ...
+    def participations_left(self, slot: str, before: int) -> dict[int, int]: ...
 
-    def problems(self, options: Any, setting: Setting) -> list[str]: ...
+    def participants(self, slot: str, round: int) -> list[int] | None: ...
 
-    def plan(self, client: ClientEntry) -> list[Slot]: ...
-
-    def central_plan(self) -> list[Slot]: ...
-
-    def secure_group(self, t: int) -> tuple[int, ...] | None: ...
-
-    def secure_code(self, participants: int) -> SumCode | None: ...
+    def release(self, fed: Federation, kind: str, tensors: Arrays, buffer: Mapping[int, Arrays] | None) -> Arrays | None: ...
 
 
 class Results(Mapping[int, Arrays]):
@@ -111,7 +94,7 @@ class Federation:
         in_central_step: True while a trusted server runs a central step, the only code that its raw releases may reach.
     """
 
-    central_server: CentralDPServer | None = None
+    central_server: CentralServer | None = None
     in_central_step = False
 
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
@@ -325,7 +308,7 @@ class Federation:
         return f"; client {client}{f' and {same} more' if same else ''}: {reason}"
 
     @property
-    def trusted_server(self) -> CentralDPServer:
+    def trusted_server(self) -> CentralServer:
         """The trusted server; RunFailed if the job has none."""
         if self.central_server is None:
             raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
@@ -376,6 +359,33 @@ class Federation:
         if outcome.release is None or self.protocol.privacy.trust != "trusted-server":
             return outcome
         return replace(outcome, release=RawRelease(self, outcome.client, outcome.release))
+
+    def gather(self, count: int, among: Collection[int] | None = None) -> list[Outcome]:
+        """Collect the next outcomes of open tasks, as one call of this round: sets `counts` and `lost`.
+
+        Args:
+            count: Number of outcomes; at least so many tasks must be open.
+            among: Take the outcomes of these clients only; None: of any client.
+
+        Returns:
+            The outcomes in client order, so that the sum of their updates does not depend on the order of arrival.
+
+        Raises:
+            RunFailed: If fewer of them than the quorum are answers; an answer that a crash lost counts.
+        """
+        found = sorted((self.next_outcome(among) for _ in range(count)), key=lambda outcome: outcome.client)
+        self.lost = [outcome.client for outcome in found if outcome.lost]
+        self.counts = replace(RoundCounts(self.round), late=self.counts.late if self.counts.round == self.round else [])
+        self.counts.add_call(
+            [outcome.client for outcome in found], [outcome.client for outcome in found if outcome.release is not None]
+        )
+        needed, answered = answers_needed(self.quorum, count), len(self.counts.answered) + len(self.lost)
+        if answered < needed:
+            raise RunFailed(
+                f"round {self.round}: {answered} of {count} buffered participations were answered, the quorum is "
+                f"{needed} (runtime.quorum is {self.quorum:g}; with a lower one the run continues without the others)"
+            )
+        return found
 
     def _next_outcome(self, among: Collection[int] | None) -> Outcome:
         """Wait for the end of an open task."""

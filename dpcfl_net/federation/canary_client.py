@@ -18,7 +18,7 @@ from dpcfl_net.core import tensors
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.types import Release, Task
-from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.client_host import ClientHost, Split
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.federation.gate import Charge

@@ -1,21 +1,22 @@
-"""Declarations of an algorithm: capabilities, client steps, central steps, and named sides of tensors."""
+"""Declarations of an algorithm: its interface, capabilities, client steps, central steps, and named sides of tensors."""
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.signed_settings import LocalTraining, ModelTemplate, PrivacyTarget, Upload
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.secure.stages import GROUP_SIDES, STAGES
 from dpcfl_net.privacy.events.base import Event
-
-if TYPE_CHECKING:
-    from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.privacy.secure_sum import SumCode
+from dpcfl_net.privacy.slots import Slot
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,28 @@ class Capabilities:
         """
         row = client if self.model_per_client else cluster or 0
         return (*range(self.shared_models), self.shared_models + row)
+
+
+class ClientSide(typing.Protocol):
+    """The part of an algorithm that the client runtime uses; `algorithms.base.Algorithm` implements it."""
+
+    protocol: Protocol
+    options: Any
+    setting: Setting
+    capabilities: Capabilities
+
+    @property
+    def name(self) -> str: ...
+
+    def problems(self, options: Any, setting: Setting) -> list[str]: ...
+
+    def plan(self, client: ClientEntry) -> list[Slot]: ...
+
+    def central_plan(self) -> list[Slot]: ...
+
+    def secure_group(self, t: int) -> tuple[int, ...] | None: ...
+
+    def secure_code(self, participants: int) -> SumCode | None: ...
 
 
 def client_steps(algorithm: ClientSide) -> dict[str, ClientStep]:

@@ -17,8 +17,7 @@ from dpcfl_net.core.protocol import LARGE_ROSTER, Protocol
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key
 from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.federation.secure_claim import secure_sum_problem

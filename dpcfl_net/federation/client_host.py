@@ -14,8 +14,7 @@ from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import describe, finite
 from dpcfl_net.core.types import Answer, Release, Task
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import ClientSide, client_steps, tensor_sides
 from dpcfl_net.federation.claim import unprotected
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.engine import Engine

@@ -11,7 +11,7 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, UnprotectedSlot
 
 if TYPE_CHECKING:  # torch is imported only where something is computed

@@ -14,8 +14,7 @@ import numpy as np
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.aggregation import PartialSums
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.in_order import Arrays
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.transport.messages import Template, TensorTemplate

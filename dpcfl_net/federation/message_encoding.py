@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import ClientStep, Release, TensorSpec
-from dpcfl_net.federation.capabilities import tensor_sides
+from dpcfl_net.federation.capabilities import ClientSide, tensor_sides
+from dpcfl_net.federation.in_order import Arrays
 from dpcfl_net.transport import encodings
 from dpcfl_net.transport.messages import Template, TensorTemplate, resolve
-
-if TYPE_CHECKING:
-    from dpcfl_net.federation.base import Arrays, ClientSide
 
 SCALE, INDEX = ".scale", ".index"  # suffixes of the tensors beside an encoded update
 RESIDUAL = "residual of "  # start of the names of residuals in a client's state

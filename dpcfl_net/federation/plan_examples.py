@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.roster import ClientEntry
-from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import ClientSide
 
 
 def plan_key(algorithm: ClientSide, entry: ClientEntry) -> Hashable:

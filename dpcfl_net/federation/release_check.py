@@ -11,8 +11,7 @@ import numpy as np
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.tensors import norm, surely_within
 from dpcfl_net.core.types import ClientStep
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 
 ReleaseCheck: TypeAlias = Callable[[int, str, dict[str, np.ndarray]], None]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
+from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import SecureSlot, given
-
-if TYPE_CHECKING:
-    from dpcfl_net.privacy.secure_sum import SumCode
 
 
 def secure_divergence(algorithm: ClientSide) -> float:

@@ -11,9 +11,10 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry, Roster
 from dpcfl_net.federation.aggregation import ModelMeans
-from dpcfl_net.federation.base import Arrays, ClientSide, Federation
+from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.call_arguments import step_of
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.group_messages import (
     ANSWERED,
     LOST,

@@ -9,8 +9,7 @@ import numpy as np
 
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.tensors import describe
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import Header, match_template

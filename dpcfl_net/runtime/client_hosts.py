@@ -17,8 +17,8 @@ from dpcfl_net.core.protocol import check_runnable
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import Split
 from dpcfl_net.experiment.job_files import Job, check_model, client_records, client_slice
-from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client_host import ClientHost, open_ledger
 from dpcfl_net.federation.engine import Engine

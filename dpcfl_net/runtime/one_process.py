@@ -143,9 +143,10 @@ def federation(
         else:
             fed = VirtualFederation(job.protocol, hosts, clock, quorum=quorum, check=check)
         durable = job.protocol.ledger_scope == "dataset"
-        fed.central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=durable)
-        if fed.central_server is not None:
-            stack.enter_context(closing(fed.central_server))
+        central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=durable)
+        if central_server is not None:
+            stack.enter_context(closing(central_server))
+        fed.central_server = central_server
         yield fed
 
 

@@ -10,7 +10,7 @@ import test_federation
 from test_federation import federation as network
 from test_federation import shifted
 
-from dpcfl_net.federation.asynchronous import Participation, gather
+from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.call_limits import LauncherLink
 from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 
@@ -64,7 +64,7 @@ def test_open_tasks_that_fail_end_without_a_release_and_hold_no_other_up(job):
         # Control: the same client with an honest answer takes part again.
         actors[1].answer = shifted(0)
         fed.submit(open_task(1, 2, theta))
-        assert [outcome.client for outcome in gather(fed, 1)] == [1]
+        assert [outcome.client for outcome in fed.gather(1)] == [1]
         assert (fed.missing, fed.answered) == ([], 1)
 
 
@@ -80,7 +80,7 @@ def test_lost_clients_take_no_place_of_a_client_that_answers(job):
             fed.round = version
             for client in range(4):
                 fed.submit(open_task(client, version if client in answers else 1, theta))
-            assert [outcome.client for outcome in gather(fed, 2)] == [2, 3]
+            assert [outcome.client for outcome in fed.gather(2)] == [2, 3]
         # With no other task open, theirs end: a version that needs them does not wait for ever.
         silent = fed.next_outcome(among=[1])
         assert (silent.client, silent.release) == (1, None)

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.secure.client_side import context_of
 from dpcfl_net.federation.secure.job_terms import Identities, terms_of
 from dpcfl_net.federation.secure.server_stages import Aborted, ServerRound, Tasks

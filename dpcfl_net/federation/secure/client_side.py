@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.tensors import buffers
 from dpcfl_net.core.types import Release, Task
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.secure import client_checks, client_stages
 from dpcfl_net.federation.secure.job_terms import Identities, terms_of
 from dpcfl_net.federation.secure.stages import MASKING, STAGES
@@ -20,9 +20,6 @@ from dpcfl_net.federation.secure.terms import Terms
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.secure_sum import SumCode
-
-if TYPE_CHECKING:
-    from dpcfl_net.federation.base import ClientSide
 
 PREFIX = "secure "  # of the names of this state in a client's state
 State = dict[str, np.ndarray]

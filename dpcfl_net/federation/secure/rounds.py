@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpcfl_net.core.types import ClientStep
+from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.secure.client_side import context_of
 from dpcfl_net.federation.secure.job_terms import Identities, terms_of
 from dpcfl_net.federation.secure.server_stages import Aborted, ServerRound
 from dpcfl_net.federation.secure.stages import KEYS, SHARES, SURVIVORS, UNMASK
-
-if TYPE_CHECKING:
-    from dpcfl_net.federation.base import Arrays, ClientSide, Federation
-    from dpcfl_net.privacy.secure_sum import SumCode
+from dpcfl_net.privacy.secure_sum import SumCode
 
 Group = tuple[int, ...]
 Tasks = dict[int, dict[str, np.ndarray]]
