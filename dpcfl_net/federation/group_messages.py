@@ -80,7 +80,7 @@ def client_tasks(group: range, step: ClientStep, tensors: Arrays) -> dict[int, T
     Args:
         group: Client ids of the group.
         step: The client step.
-        tensors: The group's task, which has passed `check_group_task`.
+        tensors: The group's task, which has passed `GroupMessages.check_task`.
 
     Returns:
         The encoded task of each client that is asked.
