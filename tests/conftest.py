@@ -138,7 +138,8 @@ def write_config(folder: Path, **changes) -> Path:
     return path
 
 
-HERE = ("compare", "inspect", "report", "run", "verify")  # commands that need no process of their own
+# Commands that need no process of their own.
+HERE = ("account", "compare", "export", "inspect", "job", "keygen", "report", "run", "schema", "verify")
 
 
 def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
