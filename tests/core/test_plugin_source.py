@@ -118,7 +118,16 @@ def test_a_plugin_of_this_package_is_covered_by_its_version():
 
 def test_a_sweep_runs_a_cell_again_whose_code_has_changed(study):
     """Before, it presented the results of the old code as those of the new one."""
-    path = write_config(study, rounds=2, output={}, model={"name": MODEL}, runtime={"federation": "in-process"})
+    few = {"dataset": "digits", "clients": [2], "train_per_client": 100, "test_per_client": 10}
+    path = write_config(
+        study,
+        rounds=2,
+        output={},
+        model={"name": MODEL},
+        runtime={"federation": "in-process"},
+        data=few,
+        algorithm={"name": "global"},
+    )
 
     def states() -> list[bool]:
         command = [*COMMAND, "sweep", path, "seed=0:2", "--out", study / "out", "--json"]
