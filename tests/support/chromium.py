@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -76,11 +75,6 @@ class Tab:
         while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < deadline, f"never: {condition}"
             time.sleep(0.1)
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Write what is shown, or the whole page, as PNG."""
-        picture = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(picture["data"]))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
