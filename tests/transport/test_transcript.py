@@ -149,12 +149,14 @@ def test_zeros_that_a_crash_of_the_machine_left_at_the_end_cost_the_records_in_t
     write(path, mode)
     whole, records = path.read_bytes(), list(read(path))
     for lost in (0, 1, 33, 34, 60, 120, len(whole) - 1, len(whole)):
-        path.write_bytes(whole[: len(whole) - lost] + bytes(zeros))
+        damaged = whole[: len(whole) - lost] + bytes(zeros)
+        path.write_bytes(damaged)
         reader = read(path)
         found = list(reader)
         assert found == records[: len(found)]
-        assert reader.cut
-        assert (len(found) == len(records)) == (lost == 0)
+        assert reader.cut == (damaged != whole)
+        # One time in 256 the byte that is lost was a zero, so that nothing is.
+        assert (len(found) == len(records)) == damaged.startswith(whole)
         again = Transcript(path, mode)
         again.record("down", "client 1", b"more")
         again.close()
