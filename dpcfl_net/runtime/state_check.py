@@ -8,6 +8,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.tensors import finite
 from dpcfl_net.core.types import State
 
 
@@ -15,7 +16,8 @@ def checked(algorithm: Algorithm, state: Any) -> State:
     """Return the state if models and assignment fit the job and what the algorithm declares.
 
     Observer, clients and checkpoints rely on that: a negative cluster would count as the last model, and a longer row would be
-    evaluated by its first p numbers.
+    evaluated by its first p numbers. A model that is not finite would end the next round, for clients refuse it, but after the last
+    round it would pass for one that learnt nothing.
 
     Args:
         algorithm: The algorithm.
@@ -42,7 +44,8 @@ def _of_models(algorithm: Algorithm, models: Any) -> str | None:
             f"{len(models)} rows in State.models: Capabilities.published_models, here {most}, must be at least {len(models)}, "
             "and max_models as well if a task holds all of them"
         )
-    return None
+    bad = next((row for row, model in enumerate(models) if not finite(model)), None)
+    return None if bad is None else f"a NaN or an infinity in row {bad} of State.models: clients refuse such a model"
 
 
 def _of_assignment(algorithm: Algorithm, state: State) -> str | None:

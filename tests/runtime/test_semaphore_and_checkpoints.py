@@ -280,6 +280,8 @@ TWO = np.zeros((2, 2), "f4")
         (State(TWO[0], [0, 1, 1]), r"float32 \(2,\) as State\.models"),
         (State(np.zeros((2, 4), "f4"), [0, 1, 1]), r"float32 \(2, 4\) as State\.models"),
         (State([TWO[0], TWO[1]], [0, 1, 1]), r"list as State\.models"),
+        (State(np.float32([[0, 1], [np.nan, 0]]), [0, 1, 1]), r"Wrong has a NaN or an infinity in row 1 of State\.models"),
+        (State(np.float32([[0, -np.inf], [0, 0]]), [0, 1, 1]), r"Wrong has a NaN or an infinity in row 0 of State\.models"),
         (State(TWO, np.array([0, 1, 1])), r"ndarray in State\.assignment: must be a list with an int or None for each client"),
         (State(TWO, [0, np.int64(1), 1]), r"int, int64 in State\.assignment"),
         (State(TWO, [0, 1]), r"2 entries in State\.assignment: must be one for each of 3 clients"),
