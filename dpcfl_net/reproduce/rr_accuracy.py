@@ -38,12 +38,12 @@ class System:
     Attributes:
         title: Name in the table.
         options: Options of the algorithm.
-        paper: The paper's accuracy in percent by setting, at each epsilon of its table.
+        paper: The paper's accuracy in percent by setting, at each epsilon of its table; None where it prints a dash.
     """
 
     title: str
     options: Mapping[str, Any]
-    paper: Mapping[str, Sequence[float]]
+    paper: Mapping[str, Sequence[float | None]]
 
     def under(self, guarantee: str) -> dict[str, Any] | None:
         """Return the options under a guarantee.
@@ -166,6 +166,7 @@ def planned(
     systems: Sequence[System] = ALL,
     headline: Sequence[System] = HEADLINE,
     epsilons: Sequence[int] = EPSILONS,
+    middle: int = MIDDLE,
 ) -> list[Cell]:
     """List all runs whose guarantee supports the system.
 
@@ -176,6 +177,7 @@ def planned(
         systems: Systems; at laptop scale they run on one seed at the middle epsilon.
         headline: Those of them that run on all seeds at all epsilons.
         epsilons: Target epsilons.
+        middle: The middle one.
 
     Returns:
         The first seed before the second, and of a seed the middle epsilon before the others.
@@ -187,10 +189,10 @@ def planned(
         for guarantee in guarantees
         for system in systems
         if system.under(guarantee) is not None
-        for epsilon in (epsilons if system in headline or context.scale == "paper" else (MIDDLE,))
+        for epsilon in (epsilons if system in headline or context.scale == "paper" else (middle,))
         for seed in (many if system in headline else few)
     ]
-    return sorted(cells, key=lambda cell: (cell.seed, cell.epsilon != MIDDLE, cell.system not in headline))
+    return sorted(cells, key=lambda cell: (cell.seed, cell.epsilon != middle, cell.system not in headline))
 
 
 def cells(context: Context, path: Path, system: System, guarantee: str, epsilon: float, seeds: Sequence[int]) -> list[Result]:
@@ -269,7 +271,8 @@ def table(
                 _cell(list(found.get((setting, guarantee, system.title, epsilon), {}).values())) for guarantee in guarantees
             ]
             if any(cell != "–" for cell in ours):
-                rows.append([system.title, f"{epsilon:g}", f"{system.paper[setting][place]:.1f}", *ours])
+                printed = system.paper[setting][place]
+                rows.append([system.title, f"{epsilon:g}", "–" if printed is None else f"{printed:.1f}", *ours])
     return Table(title, ["system", "epsilon", "paper", *guarantees], rows)
 
 
