@@ -47,6 +47,10 @@ class Comparison:
         """Return the one-sided p-values against "at most the margin" and against "at least the margin"."""
         return p_values(list(self.values.values()), self.margin, self.test)
 
+    def seeds_needed(self, level: float) -> int | None:
+        """Estimate how many seeds decide it at a level; None if they are too many, or without a test by t."""
+        return seeds_needed(list(self.values.values()), self.margin, level) if self.test == "t" else None
+
     def words(self) -> str:
         """Return mean, interval, margin and number of seeds as text."""
         values = list(self.values.values())
@@ -141,6 +145,21 @@ class Claim:
         holds, fails = (together, single) if self.every else (single, together)
         return min(1.0, 2 * min(holds, fails)), holds <= fails
 
+    def seeds_needed(self) -> int | None:
+        """Estimate how many seeds decide the claim, before Holm's correction, if means and spreads stay as measured.
+
+        Returns:
+            Number of seeds; None if the comparisons on which the decision rests are not by t, or need too many. Where one
+            comparison on the other side of its margin suffices, it is the one of them that needs the fewest seeds, with
+            Bonferroni's correction as in `p_value`; else all are needed.
+        """
+        suffice = [one for one in self.comparisons if (statistics.fmean(one.values.values()) < one.margin) == self.every]
+        if suffice:
+            level = 1 - (1 - LEVEL) / len(self.comparisons)
+            return min((n for one in suffice if (n := one.seeds_needed(level)) is not None), default=None)
+        found = [one.seeds_needed(LEVEL) for one in self.comparisons]
+        return max((n for n in found if n is not None), default=None) if None not in found else None
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -199,15 +218,10 @@ class Judged:
         }  # fmt: skip
 
     def _needed(self) -> str:
-        if self.verdict != UNDECIDED:
+        needed = self.claim.seeds_needed() if self.verdict == UNDECIDED else None
+        if needed is None or needed <= (self.claim.seeds or 0):
             return ""
-        found = [
-            None if one.test != "t" else seeds_needed(list(one.values.values()), one.margin) for one in self.claim.comparisons
-        ]
-        if None in found:
-            return ""
-        most = max(needed for needed in found if needed is not None)
-        return f"; about {most} seeds would decide at this spread, before Holm" if most > (self.claim.seeds or 0) else ""
+        return f"; about {needed} seeds would decide at this spread, before Holm"
 
 
 def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Judged]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -135,6 +137,33 @@ def test_undecided_claims_say_how_many_seeds_would_decide():
     spread = np.std(list(values.values()), ddof=1)
     width = [stats.t.ppf(0.975, n - 1) * spread / n**0.5 for n in (needed - 1, needed)]
     assert width[0] >= 0.5 > width[1]
+
+
+def stretched(values, count):
+    """The mean and the spread of some values over another number of seeds."""
+    shape = np.linspace(-1, 1, count)
+    return dict(enumerate(np.mean(list(values)) + np.std(list(values), ddof=1) * shape / np.std(shape, ddof=1)))
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_the_seeds_that_decide_are_those_of_the_side_that_would_decide(every):
+    """One comparison beyond its margin decides the claim: another one that lies close to its margin needs no more seeds."""
+    sign = -1 if every else 1
+    beyond, close = ({seed: sign * (mean + (-1) ** seed) for seed in range(4)} for mean in (1.5, -0.3))
+
+    def judged(count):
+        compared = [Comparison(stretched(own.values(), count)) for own in (beyond, close)]
+        return judge([claim(*compared, every=every)])[0]
+
+    needed = int(re.search(r"about (\d+) seeds would decide", judged(4).basis).group(1))
+    assert [judged(count).verdict for count in (needed - 1, needed)] == ["undecided", "does not hold" if every else "holds"]
+    assert needed < statistics.seeds_needed(list(close.values()), 0.0)
+
+
+def test_seeds_are_not_foretold_where_a_comparison_that_is_needed_has_none():
+    near, by_sign = Comparison({seed: 0.6 + (-1) ** seed for seed in range(4)}), Comparison({0: 1.0, 1: 1.0}, test="sign")
+    assert "would decide" in judge([claim(near)])[0].basis
+    assert "would decide" not in judge([claim(near, by_sign)])[0].basis
 
 
 DRAWS = {
