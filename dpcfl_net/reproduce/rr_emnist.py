@@ -98,8 +98,9 @@ def _most_at_the_smallest(place: str, rows: Rows, setting: str, guarantee: str) 
     if len(gains) < len(EPSILONS):
         return []
     first, last = gains[0].values, gains[-1].values
-    if not first.keys() & last.keys():
+    if not (common := first.keys() & last.keys()):
         return []
     text = f"{place}: rebalancing gains more at epsilon {EPSILONS[0]} than at {EPSILONS[-1]}"
-    measured = f"{fmean(first.values()):+.1f} against {fmean(last.values()):+.1f} points"
+    more, less = (fmean(own[seed] for seed in common) for own in (first, last))
+    measured = f"{more:+.1f} against {less:+.1f} points"
     return [Claim(text, measured, not_acting(rows, setting, guarantee, REBALANCED) or [paired(first, last, LEAD)])]
