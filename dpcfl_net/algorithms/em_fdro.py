@@ -75,8 +75,8 @@ class EMFDRO(Algorithm):
     """One model, trained in each round by m clients drawn with p_i proportional to exp(epsilon L_i / (2 tau)).
 
     Choices where Algorithm 1 is not specific: m clients are drawn without replacement. L_i is the latest validation loss that
-    client i released: all clients release one at the start, and drawn clients release one in each round. The server adds the
-    mean of the updates weighted by N_i, not their sum.
+    client i released (section 5.1): all clients release one at the start, and drawn clients release one in each round. Unlike in
+    line 6, the server adds the mean of the updates weighted by N_i, not their sum. The paper clips losses to [-C, C] (section 3.2).
 
     Mode `full`: losses and updates leave the client with noise, and draws are post-processing. With privacy.unit sample, each
     record's loss is clipped to [0, tau], and updates come from DP-SGD. With privacy.unit client, whole updates are clipped to C,

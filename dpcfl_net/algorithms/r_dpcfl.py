@@ -230,7 +230,7 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
 
     @property
     def window(self) -> int:
-        """Number of rounds with private choices; in the paper clients choose in every round after E_c."""
+        """Number of rounds with choices: Algorithm 1 prints them in every round after E_c, appendix C.6 has them in E/10 rounds."""
         window: int = self.options.selection.window(self.protocol.rounds)
         return min(window, self.secure_from - 2) if self.secure else window
 

@@ -196,9 +196,9 @@ class RRCluster(PublicLabels):
 
     @on_central_server(charges=["round", "claim"])
     def as_published(self, me: CentralContext, models: np.ndarray) -> Release:
-        """Release labels and sums as published: Algorithm 2, lines 7 and 11-12.
+        """Release labels and sums as published: identifiers and rebalancing of Algorithm 2, sums of Algorithm 1.
 
-        The noise on a label covers C_s instead of sqrt(2) C_s, and rebalancing may take any client of a cluster.
+        The noise on a label covers C_s instead of sqrt(2) C_s, and rebalancing may take any client of a cluster of B or more.
 
         Args:
             me: The round's sample and mechanisms.

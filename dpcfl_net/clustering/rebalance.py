@@ -1,4 +1,4 @@
-"""Random rebalancing of clusters up to a minimum size (RR-Cluster, Algorithm 2, lines 11-12)."""
+"""Random rebalancing of clusters up to a minimum size (RR-Cluster, Algorithm 2: large and small groups, and clients that move)."""
 
 from __future__ import annotations
 

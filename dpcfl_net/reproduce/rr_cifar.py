@@ -44,7 +44,9 @@ class Table5(Reproduction):
         settings, used = SETTINGS[context.scale], USED[context.scale]
         cells = planned(context, settings, used, ALL, ALL, EPSILONS)
         rows = rows_of(context, cells, "{setting}_balanced")
-        notes = ["The paper does not state its network, rounds, learning rate and clip; its numbers come from others."]
+        notes = [
+            "The paper states a CNN of unknown size, grids of learning rates and clips, and no rounds; its numbers come from other choices."
+        ]
         if context.scale == "laptop":
             notes.append("CIFAR-10 only, with 20 records of each client; the paper has 50.")
         return ReproductionResult(

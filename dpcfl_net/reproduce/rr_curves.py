@@ -21,9 +21,9 @@ EVERY = 5  # rounds between two evaluations
 RR = IFCA[1]
 SCALE_NOTES = {
     "laptop": "Laptop scale is a linear model with 15 rounds and 1,000 clients (configs/rr_cluster/small_fmnist_balanced.yaml); "
-    "the paper trains a network and does not state its rounds.",
+    "the paper trains a CNN and does not state its rounds.",
     "paper": "A CNN with 100 rounds of 100 of the 1,000 clients (configs/rr_cluster/paper_fmnist_balanced.yaml); the paper states "
-    "neither its network nor its rounds.",
+    "neither the size of its CNN nor its rounds.",
 }
 LABELS_HARM = Cause(
     "no label is released here, and noisy labels are what harms DP-IFCA",
