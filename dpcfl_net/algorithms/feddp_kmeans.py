@@ -134,14 +134,14 @@ class FedDPKMeans(FromModel):
 
     def first_axes(self, state: State, fed: Federation) -> State:
         """Take the first k eigenvectors of the summed second moment, and draw points with this moment in their subspace."""
-        released = [*fed.call(self.moments, common={}).column("moment").values()]
+        released = fed.call(self.moments, common={}).column("moment")
         if not released:
             raise RunFailed("no client answered the first round: k-means has no second moment")
         sides = record_size(self.protocol.model)
-        whole = symmetric(np.stack(released).astype(np.float64).sum(axis=0), sides)
+        whole = symmetric(np.stack([*released.values()]).astype(np.float64).sum(axis=0), sides)
         values, vectors = np.linalg.eigh(whole)
         axes = vectors[:, ::-1][:, : min(self.options.centres, sides)].T  # (k, d)
-        records = sum(entry.records for entry in self.protocol.roster)
+        records = sum(self.protocol.client(i).records for i in released)
         spread = np.sqrt(np.maximum(values[::-1][: len(axes)], 0) / records)
         points = fed.rng("server points").standard_normal((POINTS, len(axes))) * spread
         points /= np.maximum(1, np.linalg.norm(points, axis=1, keepdims=True))  # projections of vectors of norm 1

@@ -171,6 +171,22 @@ def test_a_client_without_counts_is_in_the_largest_cluster(job):
     assert [found[i] for i in (1, 2, 4, 7)] == [found[3]] * 4
 
 
+def test_points_have_the_second_moment_of_the_clients_that_answered(job):
+    """Half of the clients send half of the sum, over half of the records."""
+    algorithm = job[0].algorithm
+    variances = np.diag(np.geomspace(0.02, 1e-4, 64))
+    upper = variances[np.triu_indices(64)] * np.where(np.equal(*np.triu_indices(64)), 1, math.sqrt(2))
+    sent = {entry.id: (entry.records * upper).astype(np.float32) for entry in job[0].protocol.roster}
+
+    def points(*clients):
+        answers = SimpleNamespace(column=lambda name: {i: sent[i] for i in clients})
+        fed = SimpleNamespace(call=lambda step, common: answers, rng=lambda purpose: np.random.default_rng(4))
+        return algorithm.round(State(np.zeros((1, 650), np.float32), [0] * 8), 1, fed).memory["points"]
+
+    assert points(*range(4)) == pytest.approx(points(*range(8)))
+    assert (points(*range(8)) ** 2).mean(axis=0) == pytest.approx(np.diag(variances)[:10], rel=0.5)
+
+
 @pytest.mark.parametrize("t", [3, 4])
 def test_a_centre_moves_only_if_its_count_exceeds_two_deviations_of_its_noise(job, t):
     """A record adds itself and a 1, so that counts of centres have sqrt(2) times the noise of counts alone."""
