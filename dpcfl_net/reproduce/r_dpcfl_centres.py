@@ -89,9 +89,10 @@ class Centres(Reproduction):
         kept = bank(config)
         first = kept.full_batch()
         truth = np.array(first.truth)
+        labels = ("fig14", config.seed) if config.seed else ("fig14",)
         found: dict[str, list[tuple[float, float]]] = {}
         for b1 in (first.records // steps for steps in (20, 10, 5, 2, 1)):  # whole passes over the data
-            name = keys(len(truth), "fig14", b1)
+            name = keys(len(truth), *labels, b1)
             x = first.updates(1e-6, name) if b1 == first.records else kept.stochastic(b1, 1e-6, name)
             centres = [x[truth == m].mean(axis=0) for m in range(4)]
             for a, b in itertools.combinations(range(4), 2):

@@ -288,6 +288,20 @@ def test_centres_draw_together_and_a_price_above_the_papers_is_said_to_be(digits
     assert (price.evidence, price.measured) == (Exact(False), "largest ratio 2.600")
 
 
+@pytest.mark.parametrize("name", ["r-dpcfl/fig5", "r-dpcfl/fig14"])
+def test_seeds_draw_batches_of_their_own(digits, monkeypatch, name):
+    """Batches of the same sizes would move the updates of all seeds alike, and their interval would be too short."""
+    used: list[bytes] = []
+
+    def recorded(self, batch, noise, given):
+        used.extend(given)
+        return np.zeros((len(given), self.theta.size), np.float32) + np.arange(len(given))[:, None].astype(np.float32)
+
+    monkeypatch.setattr(GradientBank, "stochastic", recorded)
+    digits(name)
+    assert len(set(used)) == len(used) >= 2 * 21
+
+
 @pytest.mark.slow
 def test_iterations_number_and_recovery_are_computed_in_every_space(digits):
     outcome = digits("r-dpcfl/fig9")
