@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Selection(Options):
         Args:
             rounds: Rounds of the run.
         """
-        return max(1, int(self.rounds_fraction * rounds))
+        return max(1, int(Fraction(str(self.rounds_fraction)) * rounds))  # in binary, 0.29 * 100 is slightly below 29
 
 
 class FromModel(Algorithm):

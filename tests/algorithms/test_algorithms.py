@@ -21,6 +21,7 @@ from dpcfl_net.experiment.job_files import client_slice, read_job
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import declared_steps, update_tensor
 from dpcfl_net.launch.cli import run as runs
+from dpcfl_net.privacy.slots import SelectionSlot
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
@@ -344,6 +345,12 @@ def test_clusters_of_dp_ifca_start_from_different_models(tmp_path):
 
     starts = job.algorithm.start(InProcessFederation(job.protocol, {})).models
     assert len({m.tobytes() for m in starts}) == 3
+
+
+def test_rounds_with_choices_are_a_decimal_fraction_of_the_rounds(tmp_path):
+    options = {"name": "dp-ifca", "clusters": 2, "selection": {"rounds_fraction": 0.35, "budget_fraction": 0.001}}
+    job = job_for(tmp_path, options, rounds=180)  # in binary, 0.35 * 180 is 62.99999999999999
+    assert sum(isinstance(slot, SelectionSlot) for slot in job.algorithm.plan(job.protocol.roster[0])) == 63
 
 
 @pytest.mark.parametrize("name", ["f-cdpfl", "rc-dpfl"])
