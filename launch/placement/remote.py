@@ -92,6 +92,7 @@ class HostAgent:
         self._connection: HostConnection | None = None
         self._answered = False
         self._known: PrepareKeys | None = None  # with `_job` what an agent receives first, also after a reconnection
+        self._asked: PrepareKeys | None = None  # the newest command that an agent answers with public keys
         self._job: SetJob | None = None
         self._handles: dict[int, RemoteHandle] = {}
         self._running_aggregator: RemoteAggregator | None = None
@@ -116,9 +117,14 @@ class HostAgent:
             else:
                 self._queued.append(command)
 
+    def ask_for_keys(self, command: PrepareKeys) -> None:
+        """Ask for the keys of clients; the agent must answer with the keys of these clients and of no others."""
+        self._asked = command
+        self.send(command)
+
     def begin(self) -> None:
         """Require after every reconnection that keys and ledgers of the clients exist there."""
-        self._known = PrepareKeys(
+        self._known = self._asked = PrepareKeys(
             clients=sorted(self.keys), existing=True, identities=bool(self.identities), aggregator=self.aggregator
         )
 
@@ -282,12 +288,23 @@ class HostAgent:
         elif isinstance(report, AgentError):
             self.error_text, self._code = report.reason, report.code
         elif isinstance(report, PublicKeys):
+            self._check_owners(report)
             known = (self.keys, self.identities, self.aggregator_key)
             if self.keys and (report.keys, report.identities, report.aggregator) != known:
                 raise Refused("keys", "the keys on the host differ from those in the job")
             with self._changed:
                 self.keys, self.identities, self.aggregator_key = report.keys, report.identities, report.aggregator
                 self._changed.notify_all()
+
+    def _check_owners(self, report: PublicKeys) -> None:
+        """Refuse keys of clients or of an aggregator that do not belong to this host: it could pose as those of another host."""
+        asked = self._asked
+        clients = [] if asked is None else sorted(asked.clients)
+        identities = [] if asked is None or not asked.identities else clients
+        has_aggregator = asked is not None and asked.aggregator is not None
+        reported = (sorted(report.keys), sorted(report.identities), report.aggregator is not None)
+        if reported != (clients, identities, has_aggregator):
+            raise Refused("keys", "the host reported keys of other owners than its own clients and aggregator")
 
     def _on_aggregator(self, report: AggregatorListens | AggregatorRecords | AggregatorEnded) -> None:
         with self._lock:

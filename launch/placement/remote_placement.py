@@ -133,7 +133,7 @@ class RemotePlacement:
         self.assign_hosts(owners.clients, owners.size, owners.groups)
         for agent in self._agents:
             if assigned := self._clients_of(agent, owners.clients):
-                agent.send(PrepareKeys(
+                agent.ask_for_keys(PrepareKeys(
                     clients=assigned, existing=self._assigned is not None, identities=owners.identities, aggregator=agent.aggregator
                 ))  # fmt: skip
         for agent in dict.fromkeys(self._agent_of):

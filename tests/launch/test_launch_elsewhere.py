@@ -329,6 +329,33 @@ def test_a_host_that_does_not_answer_well_is_named(tmp_path, entry, said):
     assert_nothing_left(tmp_path)
 
 
+LYING = """
+import json, subprocess, sys
+lie = json.loads(sys.argv[1])
+agent = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE)
+for line in agent.stdout:
+    report = json.loads(line)
+    if report["say"] == "keys":
+        keys = report["keys"]
+        for client in lie["drop"]:
+            del keys[client]
+        keys |= {client: next(iter(keys.values())) for client in lie["add"]}
+    print(json.dumps(report), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lie", [{"add": ["0"], "drop": []}, {"add": ["99"], "drop": []}, {"add": [], "drop": ["7"]}])
+def test_a_host_that_reports_keys_of_clients_of_other_hosts_is_refused(tmp_path, lie):
+    """The last host's answer replaced the key of client 0, which runs on the first host, in the job that the operator signs."""
+    (tmp_path / "lying.py").write_text(LYING)
+    through = [sys.executable, str(tmp_path / "lying.py"), json.dumps(lie)]
+    config, hosts = write_config(tmp_path / "c"), hosts_file(tmp_path, {}, {"through": through})
+    refused = refusal("launch", config, "--on", "ssh", "--hosts", hosts, *AT, "--out", tmp_path / "out")
+    assert "host b: keys: the host reported keys of other owners" in str(refused)
+    assert not [*tmp_path.glob("out/*/protocol.json")]
+    assert_nothing_left(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("hosts", "said"),
     [
