@@ -35,6 +35,7 @@ from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter
 from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, local_node, own_slots
 from dpcfl_net.launch.placement.messages import (
     FILES,
+    LOG_TAIL,
     LONGEST,
     AgentCommand,
     AgentError,
@@ -292,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DpcflError, OSError) as error:
         problem = _problem(error)
         with contextlib.suppress(OSError):  # the launcher may have ended; the exit code remains
-            os.write(reports, AgentError(reason=str(problem), code=problem.exit_code).line())
+            os.write(reports, AgentError(reason=str(problem)[:LOG_TAIL], code=problem.exit_code).line())
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return problem.exit_code
     return 0

@@ -15,6 +15,7 @@ from dpcfl_net.launch.placement.child import Child, role_environment, start_of, 
 from dpcfl_net.launch.placement.fork_server import AGGREGATOR_MAIN, FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
 from dpcfl_net.launch.placement.messages import (
+    LOG_TAIL,
     PUBLIC_FILES,
     AggregatorEnded,
     AggregatorListens,
@@ -29,7 +30,6 @@ from dpcfl_net.transport.keys import aggregator_key
 FOLDER = "aggregator"  # below the agent's folder
 ANY_PORT = "tcp://127.0.0.1:*"  # its workers are on the same host
 LOOK_S = 0.05  # between looks at the address of an aggregator that starts
-LOG_TAIL = 8192
 MOST_READ = 1 << 20  # bytes of records in one report
 
 

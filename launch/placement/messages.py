@@ -16,6 +16,11 @@ PUBLIC_FILES = {PROTOCOL, signature_path(Path(PROTOCOL)).name, ROSTER}  # of its
 FILES = {*PUBLIC_FILES, EXPERIMENT, signature_path(Path(EXPERIMENT)).name}
 Counter = Annotated[str, Field(pattern=r"^[0-9]{1,18} [0-9a-f]{64}\n\z")]  # number and sha256 of a line of a ledger
 LONGEST = 64 * 2**20  # bytes of a line; a job of many clients is long
+LOG_TAIL = 8192  # bytes of a log in a report
+# Text that the launcher prints: a host may not write to the operator's terminal anything but characters.
+Name = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
+# End of a log with the message of a failure; both reach the terminal only as an error, whose control characters are replaced.
+LogEnd = Annotated[str, Field(max_length=2 * LOG_TAIL)]
 
 
 class Message(BaseModel):
@@ -112,11 +117,11 @@ class AgentHello(Message):
     """Report, always the first: version and resources of the host; memory in bytes."""
 
     say: Literal["hello"] = "hello"
-    version: str
-    host: str
-    cores: int = Field(ge=1)
-    memory: int = Field(ge=0)
-    gpus: list[str]
+    version: Name
+    host: Name
+    cores: int = Field(ge=1, le=10**6)
+    memory: int = Field(ge=0, le=2**60)
+    gpus: Annotated[list[Name], Field(max_length=1024)]
 
 
 class PublicKeys(Message):
@@ -132,7 +137,7 @@ class JobAccepted(Message):
     """Report: the job is stored; device of each worker process, the UUID of a GPU or "cpu"."""
 
     say: Literal["job-accepted"] = "job-accepted"
-    devices: list[str]
+    devices: list[Name]
 
 
 class WorkerEnded(Message):
@@ -141,14 +146,14 @@ class WorkerEnded(Message):
     say: Literal["ended"] = "ended"
     first: int
     code: int
-    log: str
+    log: LogEnd
 
 
 class AggregatorListens(Message):
     """Report: the aggregator listens on this address of its host; workers that wait for it start now."""
 
     say: Literal["aggregator-listens"] = "aggregator-listens"
-    address: str = Field(max_length=256)
+    address: Name
 
 
 class AggregatorEnded(Message):
@@ -156,7 +161,7 @@ class AggregatorEnded(Message):
 
     say: Literal["aggregator-ended"] = "aggregator-ended"
     code: int
-    log: str
+    log: LogEnd
 
 
 class AggregatorRecords(Message):
@@ -174,14 +179,14 @@ class LedgerUpdate(Message):
     client: int = Field(ge=0)
     at: int = Field(ge=0)
     lines: str
-    counter: str
+    counter: Counter
 
 
 class AgentError(Message):
     """Report, always the last: why the agent stops, and its exit code."""
 
     say: Literal["error"] = "error"
-    reason: str
+    reason: LogEnd
     code: int
 
 

@@ -20,6 +20,7 @@ from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, p
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpcfl_net import __version__
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
 from dpcfl_net.core.run_folder import RunFolder
@@ -27,7 +28,16 @@ from dpcfl_net.experiment.config import load
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.new_run import new_folder
 from dpcfl_net.launch.placement import slurm
-from dpcfl_net.launch.placement.messages import GroupCommand, PrepareKeys, read_command, read_report
+from dpcfl_net.launch.placement.messages import (
+    AgentError,
+    AgentHello,
+    GroupCommand,
+    LedgerUpdate,
+    PrepareKeys,
+    WorkerEnded,
+    read_command,
+    read_report,
+)
 from dpcfl_net.launch.placement.shares import assign_processes
 from dpcfl_net.launch.placement.ssh import read_hosts
 from dpcfl_net.results.verify import verify_run
@@ -425,6 +435,34 @@ def test_lines_of_another_version_are_refused():
             read_command(line)
     with pytest.raises(Refused, match="agent-line"):
         read_report(b'{"say":"ledger","client":1,"at":-1,"lines":"","counter":""}')
+
+
+def hello_of(host: str) -> AgentHello:
+    return AgentHello.model_construct(say="hello", version=__version__, host=host, cores=1, memory=1, gpus=[])
+
+
+def test_a_host_cannot_write_control_characters_to_the_operators_terminal(tmp_path):
+    """Its name is printed with the clients that run there."""
+    line = hello_of("\x1b]0;title\x07\x1b[2J").line().decode().strip()
+    hosts = hosts_file(tmp_path, {"through": ["sh", "-c", f"printf '%s\\n' '{line}'; cat"]}, {})
+    done = launch(write_config(tmp_path / "c"), hosts, tmp_path / "out", "--dry-run")
+    assert "\x1b" not in done.stdout + done.stderr
+    assert (done.returncode, done.stderr[:45]) == (4, "error: host a: agent-line: not a message of t")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        hello_of("h" * 257),
+        hello_of("\x9b2J"),
+        WorkerEnded.model_construct(say="ended", first=0, code=1, log="x" * 20_000),
+        AgentError.model_construct(say="error", reason="x" * 20_000, code=1),
+        LedgerUpdate.model_construct(say="ledger", client=0, at=0, lines="", counter="nonsense"),
+    ],
+)
+def test_reports_are_of_bounded_length_and_form(report):
+    with pytest.raises(Refused, match="agent-line"):
+        read_report(report.line())
 
 
 # SLURM's own words

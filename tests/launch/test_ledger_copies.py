@@ -122,7 +122,7 @@ def test_an_edited_ledger_and_a_counter_of_nonsense_are_refused(ledger, copy):
 def test_a_report_that_leaves_out_lines_is_refused(copy):
     size = (copy / "ledger.jsonl").stat().st_size
     with pytest.raises(Refused, match=f"continues at byte {size + 1}, but the copy has {size}"):
-        extend_copy(copy, LedgerUpdate(client=3, at=size + 1, lines="{}\n", counter=""))
+        extend_copy(copy, LedgerUpdate(client=3, at=size + 1, lines="{}\n", counter="0 " + 64 * "0" + "\n"))
 
 
 def test_an_agent_refuses_the_job_before_a_worker_starts(tmp_path, ledger, copy):
