@@ -26,6 +26,8 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.record_book import Compose
 from dpcfl_net.privacy.slots import RAW, CentralSlot, DPSGDSlot, RawSlot, Slot, StageSlot, UnprotectedSlot
 
+# With this process's module path: under `-m` a file numpy.py of the current folder, such as a folder with a job, would be executed.
+_ACCOUNTANT = "import sys; sys.path[:] = {path!r}; from dpcfl_net.privacy.accounting.document import main; sys.exit(main())"
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
 
@@ -322,7 +324,7 @@ def _verified(algorithm: ClientSide, client: int, cache: Path, policy: Policy) -
 
 def _account(question: dict[str, Any]) -> float | None:
     run = subprocess.run(
-        [sys.executable, "-m", "dpcfl_net.privacy.accounting.document"],
+        [sys.executable, "-c", _ACCOUNTANT.format(path=[entry for entry in sys.path if isinstance(entry, str)])],
         input=json.dumps(question),
         capture_output=True,
         text=True,

@@ -59,6 +59,15 @@ def test_the_host_that_calibrated_a_job_verifies_it_without_computing_again(made
         verify_claim(job.algorithm, 0, tmp_path / "another host")
 
 
+def test_the_check_of_a_job_executes_no_file_of_the_current_folder(made, tmp_path, monkeypatch):
+    """A worker that was started in a folder with a file numpy.py, which may have come with the job, executed it."""
+    (tmp_path / "numpy.py").write_text("raise SystemExit('this file was executed')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    job = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), made[1] / "keys")
+    assert 4.9 < verify_claim(job.algorithm, 0, tmp_path / "cache") <= 5
+
+
 def test_the_protocol_hides_the_experiment(made):
     job, _ = made
     text = canonical(job.protocol).decode()
