@@ -17,6 +17,7 @@ from dpcfl_net.core.process_log import log_if_chosen
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.launch.cells.outcome import FAILED, IN_USE, INTERRUPTED, CellOutcome, one_line
 from dpcfl_net.launch.placement import slurm_batch
+from dpcfl_net.launch.placement.base import RUN_MODULE
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.launch.sweeps import Sweep, outcome_text, read_cell, run_cell
@@ -45,7 +46,7 @@ def scripts(plan: Sweep, left: Sequence[int], resources: Resources, at_once: int
     found = {}
     for part in parts:
         tasks = [index - part * PART for index in left if index // PART == part]
-        command = shlex.join([sys.executable, "-m", "dpcfl_net.launch.cells.slurm", str(folder)])
+        command = shlex.join([sys.executable, *RUN_MODULE, "dpcfl_net.launch.cells.slurm", str(folder)])
         first = f"$(({part * PART} + SLURM_ARRAY_TASK_ID))"
         array = ranges(tasks) + (f"%{at_once}" if at_once is not None else "")
         output = str(files.log(f"array_{part}_%a"))

@@ -29,6 +29,7 @@ from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.launch.cli.reported_run import run_and_report
 from dpcfl_net.launch.links import refuse_remote
 from dpcfl_net.launch.placement import slurm, slurm_batch, ssh
+from dpcfl_net.launch.placement.base import RUN_MODULE
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
 from dpcfl_net.launch.placement.slurm_batch import Resources
@@ -207,7 +208,7 @@ def write_script(path: Path, overrides: list[str], out: Path, options: Options, 
     arguments += ["--tree"] if options.tree else []
     command = [
         sys.executable,
-        "-m",
+        *RUN_MODULE,
         "dpcfl_net.launch.cli",
         "launch",
         str(configuration.find(path).resolve()),

@@ -9,6 +9,9 @@ from typing import Protocol
 
 from dpcfl_net.core.errors import DpcflError, RunFailed
 
+# Before the name of a module of this package that an interpreter runs. With -m alone the current folder comes before installed
+# packages: a file torch.py there, which another user of a shared folder may have written, would be executed.
+RUN_MODULE = ("-P", "-m")
 LOST = 255  # exit code of a process whose host is lost; ssh uses the same
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.launch.placement.base import RUN_MODULE
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.remote import Host
 
@@ -61,7 +62,7 @@ class Entry(BaseModel):
         """Return the command that runs the agent there, connected to its standard input and output."""
         agent = [
             self.python or python,
-            "-m",
+            *RUN_MODULE,
             "dpcfl_net.launch.placement.agent",
             "--root",
             root,

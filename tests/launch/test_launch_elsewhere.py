@@ -450,6 +450,20 @@ def test_a_host_cannot_write_control_characters_to_the_operators_terminal(tmp_pa
     assert (done.returncode, done.stderr[:45]) == (4, "error: host a: agent-line: not a message of t")
 
 
+def test_no_process_executes_a_file_of_the_current_folder_instead_of_a_library(tmp_path):
+    """Agents ran as `python -m`: a torch.py in a shared folder, where another user may write, was executed on each host."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in ("numpy", "psutil", "torch", "yaml"):
+        (shared / f"{name}.py").write_text(f"raise SystemExit('{name}.py was executed')\n")
+    hosts, config = hosts_file(tmp_path), write_config(tmp_path / "c")
+    command = [sys.executable, "-P", *DPCFL[1:], "launch", str(config), *AT]
+    for words in (["--on", "ssh", "--hosts", str(hosts), "--dry-run"], ["--on", "slurm", "--sbatch", str(tmp_path / "job.sh")]):
+        done = subprocess.run([*command, *words], cwd=shared, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert f"exec {sys.executable} -P -m dpcfl_net.launch.cli launch" in (tmp_path / "job.sh").read_text()
+
+
 @pytest.mark.parametrize(
     "report",
     [
