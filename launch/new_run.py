@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpcfl_net.core import yaml_file
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.files import write_text
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
@@ -114,7 +114,7 @@ def check_policy(protocol: Protocol, config: Config) -> None:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write the resolved configuration, which `dpcfl run` accepts as CONFIG.
+    """Write the resolved configuration, which `dpcfl run` accepts as CONFIG; with mode 0600 if it holds the secret of seeded noise.
 
     Args:
         folder: The run folder, created if missing.
@@ -124,4 +124,5 @@ def write_config(folder: Path, config: Config) -> None:
         OSError: If it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(RunFolder(folder).config, yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))
+    text = yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"}))
+    write_atomically(RunFolder(folder).config, text, mode=0o666 if config.privacy.noise_seed is None else 0o600)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.frozen import FrozenModel, canonical, digest, invalid_fields, once
@@ -115,6 +116,8 @@ def read_experiment(path: Path, protocol: Protocol) -> Experiment:
 def write_job(job: Job, folder: Path, key_folder: Path) -> None:
     """Write protocol.json and experiment.json with the operator's signatures, roster.jsonl, and the operator's public key.
 
+    experiment.json gets mode 0600: its salt and its seeds are secret.
+
     Args:
         job: The job.
         folder: Target folder.
@@ -124,10 +127,13 @@ def write_job(job: Job, folder: Path, key_folder: Path) -> None:
     files = RunFolder(folder)
     if job.protocol.format > 1:
         Roster.of(job.protocol.roster).write(files.roster)
-    parts: tuple[tuple[Path, FrozenModel], ...] = ((files.protocol, job.protocol), (files.experiment, job.experiment))
-    for path, part in parts:
+    parts: tuple[tuple[Path, FrozenModel, int], ...] = (
+        (files.protocol, job.protocol, 0o666),
+        (files.experiment, job.experiment, 0o600),
+    )
+    for path, part, mode in parts:
         data = canonical(part)
-        path.write_bytes(data)
+        write_atomically(path, data, mode=mode)
         signature_path(path).write_text(sign(secret_path(key_folder, OPERATOR), data))
     if job.experiment.noise is not None and job.protocol.privacy.trust == "trusted-server":
         write_secret(secret_path(key_folder, COORDINATOR).with_name(NOISE_SEED), job.experiment.noise.hex())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -82,6 +83,23 @@ def test_keygen_and_job_write_a_signed_job_with_private_keys(tmp_path):
     assert names == {
         "protocol.json", "protocol.json.sig", "roster.jsonl", "experiment.json", "experiment.json.sig", "operator.pub", "config.yaml",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", ["seeded", "os"])
+def test_seeds_and_salt_of_a_job_are_for_its_owner_only(tmp_path, capsys, noise):
+    """Any user of the machine could read the noise of a seeded run, and which client has which slice."""
+    before = os.umask(0o022)
+    try:
+        config = write_config(tmp_path / "c", privacy={"epsilon": 5, "delta": 1e-4, "noise": noise})
+        assert call(capsys, "job", config, "--out", tmp_path / "job").code == 0
+    finally:
+        os.umask(before)
+    files = {path.name: path for path in (tmp_path / "job").iterdir() if path.is_file()}
+    closed = {name for name, path in files.items() if stat.S_IMODE(path.stat().st_mode) == 0o600}
+    assert closed == {"experiment.json", *(["config.yaml"] if noise == "seeded" else [])}
+    assert {stat.S_IMODE(files[name].stat().st_mode) for name in files.keys() - closed} == {0o644}
+    secrets = [json.loads(files["experiment.json"].read_text())[name] for name in ("salt", "noise_seed")]
+    assert [name for name in files.keys() - closed if any(word and word in files[name].read_text() for word in secrets)] == []
 
 
 @pytest.fixture(scope="module")
