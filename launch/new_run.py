@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.atomic import write_atomically
@@ -19,6 +20,7 @@ from dpcfl_net.experiment.job_files import write_job
 from dpcfl_net.federation.claim import hold_to_policy
 from dpcfl_net.launch.drafts import remove_left_drafts
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
+from dpcfl_net.results.compare import SECRETS
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport.keys import make_operator_keys
 
@@ -125,4 +127,16 @@ def write_config(folder: Path, config: Config) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"}))
-    write_atomically(RunFolder(folder).config, text, mode=0o666 if config.privacy.noise_seed is None else 0o600)
+    write_atomically(RunFolder(folder).config, text, mode=mode_of({"privacy": {"noise_seed": config.privacy.noise_seed}}))
+
+
+def mode_of(config: Mapping[str, Any], changed: Collection[str] = ()) -> int:
+    """Return the mode of a file that holds a configuration: the secret of seeded noise is for its owner only.
+
+    Args:
+        config: The configuration.
+        changed: Dotted keys of settings beside it in the file.
+    """
+    privacy = config.get("privacy")
+    given = isinstance(privacy, Mapping) and privacy.get("noise_seed") is not None
+    return 0o600 if given or not set(SECRETS).isdisjoint(changed) else 0o666

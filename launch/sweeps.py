@@ -25,6 +25,7 @@ from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, CellOutcome
 from dpcfl_net.launch.cells.queue import CellPlace, CellQueue, CellWatcher, InThisProcess
 from dpcfl_net.launch.cells.run_cell import run_cell
+from dpcfl_net.launch.new_run import mode_of
 from dpcfl_net.launch.sweep_axes import axes_of, parse_axes
 from dpcfl_net.launch.sweep_device import DEVICES, check_devices, with_device
 from dpcfl_net.launch.sweep_grid import Cell, Source, cell_at, cell_folder, grid
@@ -150,7 +151,8 @@ class Sweep:
         axes = {key: [yaml_file.parse(text, f"axis {key}") for text in texts] for key, texts in self.axes.items()}
         document = {"config": self.document, "axes": axes, "device": self.device, "cells": cells}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(SweepFolder(self.folder).sweep, json.dumps(document, indent=2, default=str) + "\n")
+        text, mode = json.dumps(document, indent=2, default=str) + "\n", mode_of(self.document, self.axes)
+        write_atomically(SweepFolder(self.folder).sweep, text, mode=mode)
 
 
 def read_cell(folder: Path, index: int) -> tuple[Cell, Path]:

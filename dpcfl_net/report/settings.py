@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.results.compare import word
+from dpcfl_net.results.compare import HIDDEN, SECRETS, word
 from dpcfl_net.results.run_files import mapping, resume_command
 from dpcfl_net.results.run_view import RunView
 
@@ -15,9 +15,9 @@ Pair = tuple[str, str]
 
 
 def settings(view: RunView) -> list[tuple[str, list[Pair]]]:
-    """Return the resolved configuration by section: (section, [(key, value)]); keys that are not set are left out."""
+    """Return the resolved configuration by section: (section, [(key, value)]), without keys that are not set and values of secrets."""
     plain = [(key, word(value)) for key, value in view.config.items() if not isinstance(value, Mapping) and value is not None]
-    sections = [(key, list(_flat(value))) for key, value in view.config.items() if isinstance(value, Mapping)]
+    sections = [(key, _section(key, value)) for key, value in view.config.items() if isinstance(value, Mapping)]
     return [(name, pairs) for name, pairs in [("run", plain), *sections] if pairs]
 
 
@@ -43,6 +43,10 @@ def repeat_command(view: RunView) -> Pair:
         else "Same job and data; noise comes from the operating system, so the figures differ a little."
     )
     return f"dpcfl run {shlex.quote(str(RunFolder(view.folder).config))}", said
+
+
+def _section(name: str, section: Mapping[str, Any]) -> list[Pair]:
+    return [(key, HIDDEN if f"{name}.{key}" in SECRETS else value) for key, value in _flat(section)]
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[Pair]:

@@ -15,7 +15,7 @@ from dpcfl_net.report.overlay import by_round, over_time
 from dpcfl_net.report.pages import study
 from dpcfl_net.report.served import Served
 from dpcfl_net.results import compare, compare_table, leads
-from dpcfl_net.results.compare import Row
+from dpcfl_net.results.compare import HIDDEN, SECRETS, Row
 from dpcfl_net.results.result import Result, read_document, read_sweep, swept_terms
 
 MEASURES = (
@@ -55,7 +55,11 @@ def sweep_page(folder: Path, served: Served | None = None) -> str:
     document, results = read_document(folder), read_sweep(folder)
     lead = []
     for title, several in (("Swept", True), ("Set in all runs", False)):
-        axes = [f"{key} {', '.join(map(str, own))}" for key, own in document["axes"].items() if (len(own) > 1) == several]
+        axes = [
+            f"{key} {HIDDEN if key in SECRETS else ', '.join(map(str, own))}"
+            for key, own in document["axes"].items()
+            if (len(own) > 1) == several
+        ]
         lead += [f"{title}: {'; '.join(axes)}."] if axes else []
     if len(results) < len(document["cells"]):
         lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not on this page.")

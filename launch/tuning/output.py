@@ -14,6 +14,7 @@ from typing import Any
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.canonical import finite
 from dpcfl_net.launch.cells.outcome import FINISHED, CellOutcome
+from dpcfl_net.launch.new_run import mode_of
 from dpcfl_net.launch.tuning.study import Study, Trial, Tuned
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import at_most, percent
@@ -26,10 +27,11 @@ MEASURES = ("accuracy_mean", "accuracy_worst", "accuracy_minority")
 def write(study: Study) -> None:
     """Write tuning.json, trials.csv, and sweep.json once settings are chosen."""
     study.folder.path.mkdir(parents=True, exist_ok=True)
-    write_atomically(study.folder.tuning, json.dumps(finite(document(study)), indent=2, default=str) + "\n")
+    mode = mode_of(study.document)
+    write_atomically(study.folder.tuning, json.dumps(finite(document(study)), indent=2, default=str) + "\n", mode=mode)
     write_atomically(study.folder.trials, _csv(study))
     if all(one.outcomes for one in study.tuned):
-        write_atomically(study.folder.sweep, json.dumps(_sweep(study), indent=2, default=str) + "\n")
+        write_atomically(study.folder.sweep, json.dumps(_sweep(study), indent=2, default=str) + "\n", mode=mode)
 
 
 def document(study: Study) -> dict[str, Any]:

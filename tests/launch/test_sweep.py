@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, dpcfl, write_config
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, dpcfl, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import locked
 from dpcfl_net.experiment import config
 from dpcfl_net.launch import sweep_axes, sweep_grid, sweeps
+from dpcfl_net.report.page import write_report
 
 TINY = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}
 AXES = ["algorithm.name=global,local", "seed=0:2"]
@@ -183,6 +185,18 @@ def test_a_sweep_leaves_runs_a_list_a_table_and_a_page(swept):
         )
         assert folder.name.startswith(f"{run['algorithm']}-")
     assert dpcfl("verify", folders[0]).returncode == 0
+
+
+def test_the_secret_of_seeded_noise_is_in_no_page_and_in_files_for_their_owner_only(swept, tmp_path):
+    """Everyone who got a report could subtract the noise of its run."""
+    out, path, _ = swept
+    secret = SMALL["privacy"]["noise_seed"].encode()
+    found = [file for file in out.rglob("*") if file != path and file.is_file() and secret in file.read_bytes()]
+    assert {file.name for file in found} == {"sweep.json", "config.yaml"}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
+    page = write_report(shutil.copytree(next(out.glob("store/*-*")), tmp_path / "run")).read_text()
+    assert "<dt>noise_seed</dt><dd>secret, not shown here</dd>" in page
+    assert secret.decode() not in page
 
 
 def test_what_is_done_is_skipped_by_every_sweep_of_the_same_folder(swept):

@@ -75,6 +75,13 @@ def secret(tmp_path_factory) -> Done:
     return run(SECRET, ["global"], tmp_path_factory.mktemp("tune"))
 
 
+def test_the_secret_of_seeded_noise_is_in_no_page_and_in_files_for_their_owner_only(done: Done):
+    secret, folder = SMALL["privacy"]["noise_seed"].encode(), done.study.folder.path
+    found = [file for file in folder.parent.rglob("*") if file.is_file() and secret in file.read_bytes()]
+    assert {file.name for file in found} == {"tuning.json", "sweep.json", "config.yaml"}
+    assert {file.stat().st_mode & 0o777 for file in found} == {0o600}
+
+
 def test_every_algorithm_has_the_same_trials_and_the_best_is_tested(done: Done):
     for name in NAMES:
         one = done.document["algorithms"][name]

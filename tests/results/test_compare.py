@@ -366,6 +366,14 @@ def test_a_sweeps_page_without_epsilons_draws_every_run(tmp_path):
     assert [trace["name"] for trace in points] == ["global", "oracle"]
 
 
+def test_a_sweeps_page_does_not_show_the_secret_of_seeded_noise(tmp_path):
+    runs = [write_result(tmp_path / name, name) for name in ("global", "oracle")]
+    axes = {"algorithm.name": ["global", "oracle"], "privacy.noise_seed": [16 * "5eed"]}
+    text = write_sweep(write_sweep_folder(tmp_path, axes, runs)).read_text()
+    assert "Set in all runs: privacy.noise_seed secret, not shown here." in text
+    assert "5eed5eed" not in text
+
+
 def test_a_sweeps_page_tells_swept_settings_from_those_of_all_runs_and_draws_no_bytes_that_were_not_sent(tmp_path):
     runs = [write_result(tmp_path / name, name) for name in ("global", "oracle")]
     axes = {"algorithm.name": ["global", "oracle"], "rounds": [6], "seed": [0]}

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
+from dpcfl_net.results.compare import SECRETS
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.privacy_statement import statement, statement_text
 from dpcfl_net.results.rounds import RoundMetrics
@@ -21,7 +22,6 @@ from dpcfl_net.results.run_view import letter
 SERVER = ("epsilon_spent", "clusters", "seconds", "paused_s", "bytes_up", "bytes_down")
 COUNTS = ("missing", "late", "away")  # of clients, which the server sees
 OBSERVER = ("accuracy", "accuracy_worst", "accuracy_minority", "accuracy_central", "loss", "ari")
-SECRETS = ("privacy.noise_seed",)  # with the seed of the noise, the noise can be subtracted
 
 
 class Tracker(ABC):
