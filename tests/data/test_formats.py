@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -69,7 +71,18 @@ def test_an_archive_of_something_else_is_refused(tmp_path, arrays, words):
     assert "odd.npz" in str(caught.value)
 
 
+def test_an_archive_that_states_a_shape_beyond_the_memory_is_refused(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**14, 2)})
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+    with pytest.raises(ConfigError, match=r"huge\.npz: Unable to allocate"):
+        read("npz", "huge.npz", tmp_path)
+
+
 # LEAF
+
+DEEP = '{"users": ["a"], "user_data": {"a": {"x": ' + 100_000 * "[" + 100_000 * "]" + ', "y": [0]}}}'
 
 
 def leaf(path, users):
@@ -146,7 +159,15 @@ def test_vectors_of_leaf_need_no_shape(tmp_path):
         ('{"users": ["a"], "user_data": {"a": {"x": ["ab", "b"], "y": ["c", "d"]}}}', "texts of one length"),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}}', "no user has a record"),
         ('{"users": ["a", "a"], "user_data": {"a": {"x": [[1]], "y": [0]}}}', "users lists 'a' more than once: its records"),
+        (DEEP, "not JSON: maximum recursion depth"),
+        (
+            f'{{"users": ["a"], "user_data": {{"a": {{"x": [[{10**400}]], "y": [0]}}}}}}',
+            "lists of numbers of one length: int too",
+        ),
+        ('{"users": ["a"], "user_data": {"a": {"x": [[1], [2]], "y": [0, [1, 2]]}}}', "labels must be whole numbers"),
+        ('{"users": ["a"], "user_data": {"a": {"x": [[1], [2]], "y": [0, 1e300]}}}', "labels must be whole numbers"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_files_that_leaf_does_not_write_are_refused(tmp_path, content, words):
     (tmp_path / "odd.json").write_text(content)

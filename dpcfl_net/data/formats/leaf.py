@@ -13,6 +13,8 @@ from dpcfl_net.data import roles
 from dpcfl_net.data.files import FileSource
 from dpcfl_net.data.formats.table import Table, as_images, refused
 
+MOST_LABEL = 1 << 31  # a larger one is no number of a class, and a float of that size has no exact whole number
+
 
 def read(path: Path, files: FileSource) -> tuple[Table, Table | None]:
     """Read a folder with the folders train and test, a folder of JSON files, or one file.
@@ -77,7 +79,7 @@ def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """(user, {"x": records, "y": labels}) of the users that the file lists, in its order."""
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise refused(path, f"not JSON: {error}") from error
     wanted = "must be an object with users and user_data, as LEAF writes it"
     if not isinstance(document, dict) or not isinstance(document.get("users"), list):
@@ -101,7 +103,7 @@ def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def _numbers(path: Path, x: list[Any]) -> np.ndarray:
     try:
         values = np.array(x, np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise refused(path, f"records must be lists of numbers of one length: {error}") from error
     if values.ndim != 2:
         raise refused(path, f"records must be lists of numbers of one length, got the shape {values.shape}")
@@ -109,8 +111,12 @@ def _numbers(path: Path, x: list[Any]) -> np.ndarray:
 
 
 def _labels(path: Path, y: list[Any]) -> np.ndarray:
-    labels = np.array(y)
-    if labels.ndim != 1 or labels.dtype.kind not in "iuf" or (labels != np.rint(labels)).any():
+    try:
+        labels = np.array(y)
+    except ValueError:  # lists of different lengths
+        labels = np.array([None])
+    whole = labels.ndim == 1 and labels.dtype.kind in "iuf" and bool((labels == np.rint(labels)).all())
+    if not whole or np.abs(labels).max() > MOST_LABEL:
         raise refused(path, f"labels must be whole numbers, got {str(y[0])[:40]!r}")
     return labels.astype(np.int64)
 

@@ -42,6 +42,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             return {key: _array(path, file, key) for key in file.files}
     except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise refused(path, str(error)) from error
+    except MemoryError as error:  # a header may state any shape
+        raise refused(path, str(error)) from error
 
 
 def _array(path: Path, file: Any, key: str) -> np.ndarray:
