@@ -17,6 +17,7 @@ from dpcfl_net.core.locks import locked
 
 FORMAT = 1
 KEYS = ("train_x", "train_y", "test_x", "test_y")
+OWN = "own"  # name of the user's data sets, whose copies nobody else may read: the source may be closed, and the cache may not
 
 
 def folder() -> Path:
@@ -52,11 +53,11 @@ def arrays(
         ConfigError: If the folder cannot be written, or the copy cannot be read back.
     """
     home = _home(name, identity)
-    found = _open(home, keys)
+    found = find(name, identity, keys)
     if found is not None:
         return found
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700 if name == OWN else 0o777)
         with locked(home / "lock"):
             found = _open(home, keys)
             if found is None:
@@ -79,7 +80,18 @@ def find(name: str, identity: str, keys: tuple[str, ...]) -> dict[str, np.ndarra
         identity: Text that changes with the content.
         keys: Names of the arrays.
     """
-    return _open(_home(name, identity), keys)
+    home = _home(name, identity)
+    found = _open(home, keys)
+    if found is not None and name == OWN:
+        _close(home)
+    return found
+
+
+def _close(folder: Path) -> None:
+    """Close a folder to other users that an earlier version left open."""
+    state = folder.stat()
+    if state.st_mode & 0o077 and state.st_uid == os.getuid():
+        folder.chmod(0o700)
 
 
 def _home(name: str, identity: str) -> Path:

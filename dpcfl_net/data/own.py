@@ -126,13 +126,15 @@ def _content_of_files(source: Source, files: FileSource) -> str:
 def _found(wanted: str) -> dict[str, np.ndarray] | None:
     """Open the cached arrays of a content, with the clients of the records if it has them."""
     plain = (*cache.KEYS, "numbers")
-    kept = cache.find("own", wanted, plain)
-    return cache.find("own", wanted, (*CLIENTS, *plain)) if kept is not None and len(kept["numbers"]) > len(NUMBERS) else kept
+    kept = cache.find(cache.OWN, wanted, plain)
+    return (
+        cache.find(cache.OWN, wanted, (*CLIENTS, *plain)) if kept is not None and len(kept["numbers"]) > len(NUMBERS) else kept
+    )
 
 
 def _keep(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Cache arrays under the hash of their content, and open the copy."""
-    return cache.arrays("own", _digest(arrays), lambda: arrays, tuple(arrays))
+    return cache.arrays(cache.OWN, _digest(arrays), lambda: arrays, tuple(arrays))
 
 
 def _pinned(source: Source, wanted: str) -> dict[str, np.ndarray]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import stat
 import sys
 import zipfile
 
@@ -78,6 +80,22 @@ def test_an_archive_that_states_a_shape_beyond_the_memory_is_refused(tmp_path):
         archive.writestr("x.npy", header.getvalue())
     with pytest.raises(ConfigError, match=r"huge\.npz: Unable to allocate"):
         read("npz", "huge.npz", tmp_path)
+
+
+def test_nobody_else_can_read_the_cached_copy_of_own_records(tmp_path, monkeypatch):
+    """The source was closed, and its decoded copy open to every user of the machine, if the home folder was."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0o022)
+    try:
+        np.savez(tmp_path / "own.npz", x=np.ones((9, 2), np.float32), y=np.arange(9) % 2, classes=2)
+        read("npz", "own.npz", tmp_path)
+        (home,) = (tmp_path / "cache").glob("dpcfl_net/images/own-*")
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        home.chmod(0o755)  # as an earlier version left it
+        assert len(read("npz", "own.npz", tmp_path).train_x) == 7
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
 
 
 # LEAF
