@@ -77,5 +77,5 @@ RULES: dict[str, Rule] = {
     "index": _SIZE,
     "client": _whole(-1, 10**6),
     "code": _text(r"[a-z0-9-]{0,64}", "at most 64 lower-case letters, digits and hyphens"),
-    "reason": _text(r"[^\x00-\x1f\x7f]{0,500}", "at most 500 printable characters"),
+    "reason": _text(r"[^\x00-\x1f\x7f-\x9f]{0,500}", "at most 500 printable characters"),
 }

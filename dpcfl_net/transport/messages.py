@@ -204,7 +204,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def plain(text: str, limit: int = 500) -> str:
     """Return `text` without control characters, cut to `limit` characters."""
-    return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]", "?", text)[:limit]
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "?", text)[:limit]
 
 
 def word(text: str) -> str:

@@ -64,7 +64,7 @@ class Note(BaseModel):
     accuracy: Number | None = 0.0
     loss: Number | None = 0.0
     spans: Annotated[list[Period], Field(max_length=MOST_SPANS)] = []
-    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")] = ""
+    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,500}$")] = ""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Declared(BaseModel):
     index: Whole = 0
     client: Annotated[int, Field(ge=-1, le=10**6)] = -1
     code: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,64}$")] = ""
-    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")] = ""
+    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,500}$")] = ""
 
 
 def outcome_of_the_declaration(data: bytes) -> dict[str, Any] | str:

@@ -26,6 +26,7 @@ from dpcfl_net.transport.messages import (
     decode,
     encode,
     match_template,
+    plain,
     resolve,
 )
 from dpcfl_net.transport.payload import Assembly, Payload
@@ -164,6 +165,7 @@ def test_no_field_carries_a_privacy_parameter_or_a_figure(name: str) -> None:
         {"task": "os.system"},
         {"task": "x" * 65},
         {"reason": "two\nlines"},
+        {"reason": "\x9b2J clears a terminal that takes U+009B for an escape sequence"},
         {"reason": "x" * 501},
         {"kind": "RESULT", "code": "perhaps"},
         {"kind": "HEARTBEAT", "code": "loss-0-31"},
@@ -175,6 +177,10 @@ def test_no_field_carries_a_privacy_parameter_or_a_figure(name: str) -> None:
 )
 def test_mistyped_and_contradictory_fields_are_refused(changes: dict[str, object]) -> None:
     assert code_of(raw(**changes)) == "schema"
+
+
+def test_own_sentences_are_sent_without_control_characters() -> None:
+    assert plain("a\nb\x7fc\x9b2J\ud800 é") == "a?b?c?2J? é"
 
 
 def test_template_takes_exactly_the_pinned_tensors() -> None:
