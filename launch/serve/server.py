@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import socketserver
@@ -18,6 +19,7 @@ from dpcfl_net.launch.serve.access import Access, is_own_name
 from dpcfl_net.launch.serve.site import STATE, Answer, Site, refusal
 
 IDLE_S = 20.0  # after which a silent connection is closed
+READ_S = 20.0  # for a whole request: one that comes byte by byte would keep its place among MOST_REQUESTS for ever
 MOST_REQUESTS = 32  # at the same time
 MOST_FIELDS = 500  # parameters of an address
 TOKEN = "token"
@@ -109,6 +111,26 @@ class Handler(BaseHTTPRequestHandler):
     server: PageServer
     timeout = IDLE_S
 
+    def setup(self) -> None:
+        super().setup()
+        self._reading = threading.Timer(READ_S, self._stop_reading)
+        self._reading.daemon = True
+        self._reading.start()
+
+    def parse_request(self) -> bool:
+        try:
+            return super().parse_request()
+        finally:
+            self._reading.cancel()
+
+    def finish(self) -> None:
+        self._reading.cancel()
+        super().finish()
+
+    def _stop_reading(self) -> None:
+        with contextlib.suppress(OSError):  # the browser has gone
+            self.connection.shutdown(socket.SHUT_RD)
+
     def do_GET(self) -> None:
         self._send(self._answer())
 
@@ -125,11 +147,12 @@ class Handler(BaseHTTPRequestHandler):
         if len(names) != 1 or not is_own_name(names[0]):
             said = [f"The request names the host {', '.join(names)[:100] or '(none)'}: must be localhost or 127.0.0.1."]
             return refusal(403, "This server answers only under its own name", said, way=None)
-        address = urlsplit(self.path)
         try:
+            address = urlsplit(self.path)
             query = parse_qs(address.query, max_num_fields=MOST_FIELDS)
         except ValueError:
-            return refusal(400, "This address is not readable", [f"It has more than {MOST_FIELDS} parameters."])
+            said = [f"It has more than {MOST_FIELDS} parameters, or brackets without an IPv6 address."]
+            return refusal(400, "This address is not readable", said)
         has_cookie = self.server.access.knows(self.headers.get("Cookie", ""), self.server.server_port)
         if TOKEN in query and (self.server.access.admits(query[TOKEN][0]) or has_cookie):
             return Answer(303, b"")

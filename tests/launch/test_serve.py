@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,6 +22,7 @@ from run_folder import run_json, write_round, write_start
 from served import Client, admitted, serving, write_comparable
 
 from dpcfl_net.core.locks import run_lock
+from dpcfl_net.launch.serve import server
 from dpcfl_net.launch.serve.access import Access
 from dpcfl_net.launch.serve.page_cache import PageCache
 from dpcfl_net.launch.serve.server import MOST_REQUESTS
@@ -368,6 +369,26 @@ def test_silent_connections_do_not_add_up_without_bound(reader: Client) -> None:
     deadline = time.monotonic() + 10
     while not answers(reader):
         assert time.monotonic() < deadline
+
+
+def test_requests_that_come_byte_by_byte_do_not_keep_others_out(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte restarted the time limit, so that another user of the machine could keep all places."""
+    monkeypatch.setattr(server, "READ_S", 0.5)
+    with ExitStack() as stack:
+        where = ("127.0.0.1", reader.server.server_port)
+        slow = [stack.enter_context(socket.create_connection(where)) for _ in range(MOST_REQUESTS)]
+        deadline = time.monotonic() + 10
+        while not answers(reader):
+            assert time.monotonic() < deadline
+            for connection in slow:
+                with suppress(ConnectionError):
+                    connection.sendall(b"G")
+
+
+def test_an_address_that_is_none_gets_an_answer_and_no_traceback(reader: Client, capsys) -> None:
+    """Anyone on this machine could write tracebacks to the terminal, without a token."""
+    assert reader.get("http://[").status == 400
+    assert capsys.readouterr().err == ""
 
 
 def answers(reader: Client) -> bool:
