@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -36,14 +37,15 @@ def short(name: str) -> str:
 def load(field: str, name: str) -> Callable[..., Any]:
     """Import a plug-in from the current folder or an installed package.
 
-    The current folder is put first on `sys.path`, as under `python -m`, and stays there for later imports.
+    The current folder is put first on `sys.path`, as under `python -m`, and stays there for later imports. Python's own modules are
+    refused: with them a configuration alone could execute a command (os:system) or remove the data sets (shutil:rmtree).
 
     Args:
         field: Configuration field, for messages.
         name: `package.module:function`.
 
     Raises:
-        ConfigError: If the module or function does not exist, is not callable, or its import raises.
+        ConfigError: If the module or function does not exist, is Python's own, is not callable, or its import raises.
     """
     if not _FORM.fullmatch(name):
         raise ConfigError(f"{field} is {name!r}: a function of your own is written package.module:function")
@@ -52,6 +54,10 @@ def load(field: str, name: str) -> Callable[..., Any]:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+    if _is_pythons(module_name):
+        raise ConfigError(
+            f"{field} is {name!r}: {module_name.partition('.')[0]} is a module of Python; name a function of your own"
+        )
     if module_name not in sys.modules:  # in a forked process, which has it, this would take 1.4 MiB
         importlib.invalidate_caches()
     try:
@@ -66,6 +72,18 @@ def load(field: str, name: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         raise failure(field, name, f"importing {module_name}", error) from error
     return _function(field, name, module, function_name)
+
+
+def _is_pythons(module: str) -> bool:
+    """Return True for a module of the standard library, unless one of the current folder hides it; nothing is imported."""
+    top = module.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return False
+    known = sys.modules.get(top)
+    origin = getattr(known, "__file__", None) if known is not None else getattr(importlib.util.find_spec(top), "origin", None)
+    if origin is None or not os.path.isabs(origin):  # "built-in", "frozen"
+        return True
+    return Path(origin).resolve().is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
 
 
 def load_file(field: str, name: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -138,6 +139,24 @@ def test_a_function_of_a_package_in_the_current_folder_is_found(module):
     assert plugins.is_plugin("packed.inner:load")
     assert not plugins.is_plugin("fashion-mnist")
     assert plugins.call("data.dataset", "packed.inner:load", 7) == 7
+
+
+def test_a_configuration_alone_executes_no_command(module, tmp_path):
+    """`data.dataset: os:system` executed `data.root` in a shell, also with --dry-run, and shutil:rmtree removed the data sets."""
+    (tmp_path / "data").mkdir()
+    for name, root in (("os:system", f"x; touch {tmp_path}/executed"), ("shutil:rmtree", "data"), ("builtins:exec", "data")):
+        document = {**SMALL, "data": {**SMALL["data"], "dataset": name, "root": root, "shift": "none"}}
+        with pytest.raises(ConfigError, match=f"data.dataset is '{name}': .* is a module of Python"):
+            config.resolve(document)
+    with pytest.raises(ConfigError, match="antigravity is a module of Python"):
+        plugins.load("data.dataset", "antigravity:load")
+    assert "antigravity" not in sys.modules
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_an_own_module_may_have_a_name_that_hides_one_of_pythons(module):
+    module("this", "def load(root): return 3")
+    assert plugins.call("data.dataset", "this:load", Path()) == 3
 
 
 def test_an_imported_module_is_not_searched_again(module, monkeypatch):
