@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +42,10 @@ class Secrets:
         noise: 32 bytes for seeded noise; None if each task draws its own.
     """
 
-    salt: bytes
-    audit: bytes
+    salt: bytes = field(repr=False)
+    audit: bytes = field(repr=False)
     run: bytes
-    noise: bytes | None
+    noise: bytes | None = field(repr=False)
 
     @classmethod
     def of(cls, config: Config) -> Secrets:

@@ -41,7 +41,7 @@ class Audit(FrozenModel):
 
     canaries: int = Field(ge=1)
     clients: list[int]
-    secret: str = Field(pattern=r"^[0-9a-f]{64}$")
+    secret: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
 
     def in_model(self, parameters: int) -> Canaries:
         """Return the canaries of a model: directions common to all audited clients, bits of each client.
@@ -69,13 +69,13 @@ class Experiment(FrozenModel):
     """
 
     added = ("audit",)
-    salt: str
+    salt: str = Field(repr=False)
     seed: int
     data: dict[str, Any]
     partition_seed: int
     slices: list[int]  # slices[client id] = the slice of the partition that this client holds
     true_clusters: list[int]
-    noise_seed: str | None = None
+    noise_seed: str | None = Field(None, repr=False)
     audit: Audit | None = None
 
     @property

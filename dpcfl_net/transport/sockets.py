@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import zmq
@@ -43,7 +43,7 @@ class Link:
 
     run: str
     job: str
-    keys: tuple[str, str] | None = None
+    keys: tuple[str, str] | None = field(default=None, repr=False)
     server_key: str | None = None
     security: str = "curve"
     context: zmq.Context | None = None

@@ -26,7 +26,8 @@ from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.results.summary import run_document
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training.sgd import PlainSGD
-from dpcfl_net.transport.keys import make_keys
+from dpcfl_net.transport.endpoint import Link
+from dpcfl_net.transport.keys import make_keys, read_pair
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,17 @@ def test_the_check_of_a_job_executes_no_file_of_the_current_folder(made, tmp_pat
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     job = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), made[1] / "keys")
     assert 4.9 < verify_claim(job.algorithm, 0, tmp_path / "cache") <= 5
+
+
+def test_a_job_and_a_link_are_described_without_their_secrets(made):
+    """A debugger, a notebook and the message of an error show the repr of what they hold."""
+    job = make_job(config.resolve({**SMALL, "audit": {"client": 0, "canaries": 8}}), made[1] / "keys")
+    assert job.experiment.audit is not None
+    pair = read_pair(made[1] / "keys", "coordinator", job.protocol.coordinator_key)
+    secrets = [job.experiment.salt, job.experiment.noise_seed, job.experiment.audit.secret, pair[1]]
+    text = repr(job) + str(job.experiment) + repr(Link.of(job.protocol, pair))
+    assert all(secrets)
+    assert [secret for secret in secrets if secret in text] == []
 
 
 def test_the_protocol_hides_the_experiment(made):
