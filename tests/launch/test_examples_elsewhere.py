@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -46,6 +47,13 @@ def test_the_first_machine_of_skypilot_writes_a_hosts_file_and_launches(tmp_path
 def test_the_other_machines_of_skypilot_start_nothing(tmp_path):
     assert run_on_node(tmp_path, 1) == []
     assert not (tmp_path / "hosts.yaml").exists()
+
+
+def test_git_ignores_the_key_pair_that_the_template_of_skypilot_makes():
+    """`git add` in the repository, where the template says to make it, added the secret key."""
+    made = re.search(r"ssh-keygen .* -f (\S+)", (EXAMPLES / "skypilot.yaml").read_text())
+    assert made is not None
+    assert {f"/{made[1]}", f"/{made[1]}.pub"} <= set((ROOT / ".gitignore").read_text().splitlines())
 
 
 def test_the_kubernetes_template_passes_the_schemas():
