@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +24,7 @@ import pytest
 import threat_table
 import yaml
 from api_runs import by_network, in_process, with_epsilon  # noqa: F401 - fixtures
+from shared_runs import session_folder, shared_run
 from stages import RUNS, UNITS, stage_of
 from threat_table import evidence  # noqa: F401 - a fixture
 
@@ -87,8 +89,7 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
     """Claims and data caches of the tests go to a folder of their own, one for all test processes; compute slots are each one's."""
-    base = tmp_path_factory.getbasetemp()
-    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    cache = session_folder(tmp_path_factory) / "cache"
     # Compute slots are shared by all runs of a user: a test that stops a worker must not hold up the other test process.
     own = {"XDG_CACHE_HOME": str(cache), "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("runtime"))}
     before = {name: os.environ.get(name) for name in own}
@@ -236,25 +237,27 @@ def assert_nothing_left(folder: Path, seconds: float = 5) -> None:
 
 
 @pytest.fixture(scope="session")
-def private_run(tmp_path_factory) -> Path:
+def private_run(tmp_path_factory) -> Iterator[Path]:
     """One finished run of the same configuration with noise from the operating system, so that it has an epsilon; in one process."""
-    out = tmp_path_factory.mktemp("private")
     settings = {
         "privacy": {"epsilon": 5, "delta": 1e-4},
         "runtime": {"federation": "in-process"},
         "output": {"transcript": "off"},
     }
-    done = dpcfl("run", write_config(out / "c", **settings), "--out", out)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return only_run(out)
+    with shared_run(tmp_path_factory, "private", lambda out: _run(out, settings)) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory) -> Path:
+def finished_run(tmp_path_factory) -> Iterator[Path]:
     """One finished seeded run of 8 workers, a coordinator and an observer, shared by every test that only looks."""
-    out = tmp_path_factory.mktemp("finished")
     # At the level that writes most: tests search the logs for what a server may not know.
-    done = dpcfl("run", write_config(out / "c"), "--out", out, "--log-level", "debug")
+    with shared_run(tmp_path_factory, "finished", lambda out: _run(out, {}, "--log-level", "debug")) as folder:
+        yield folder
+
+
+def _run(out: Path, settings: dict, *options: str) -> Path:
+    done = dpcfl("run", write_config(out / "c", **settings), "--out", out, *options)
     assert done.returncode == 0, done.stderr + done.stdout
     folder = only_run(out)
     assert_nothing_left(folder)

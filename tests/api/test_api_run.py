@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from api_runs import TINY
-from conftest import ROOT, assert_nothing_left, dpcfl, only_run, processes_of, write_config
+from conftest import ROOT, assert_nothing_left, dpcfl, only_run, write_config
 
 import dpcfl_net as api
 from dpcfl_net.core import runlog
@@ -298,4 +298,4 @@ def test_a_network_run_is_not_resumed_in_debug_mode(by_network):
 
 
 def test_no_process_is_left_behind_by_the_shared_runs(by_network):
-    assert processes_of(by_network.path) == []
+    assert_nothing_left(by_network.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import shutil
 from itertools import pairwise
 
 import plotly.graph_objects as go
@@ -16,8 +17,8 @@ import dpcfl_net as dpcfl
 from dpcfl_net.report.transcript_figures import transcript_figures
 
 
-def test_a_finished_run_tells_its_configuration_privacy_and_figures(with_epsilon):
-    run = dpcfl.open_run(with_epsilon.path)
+def test_a_finished_run_tells_its_configuration_privacy_and_figures(with_epsilon, tmp_path):
+    run = dpcfl.open_run(shutil.copytree(with_epsilon.path, tmp_path / "run"))
     assert (run.state, run.rounds_done, run.config.rounds) == ("finished", 3, 3)
     privacy = run.privacy
     assert (privacy.epsilon, privacy.delta, privacy.unit, privacy.trust) == (5, 1e-4, "sample", "untrusted-server")

@@ -1,6 +1,7 @@
 """Clients of a run by the names that they have in the user's data."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -95,7 +96,8 @@ def test_equal_slices_have_no_names(in_process):
     assert [one.true_cluster for one in found] == in_process.job.experiment.true_clusters
 
 
-def test_the_page_says_where_the_names_are(hospitals, in_process):
+def test_the_page_says_where_the_names_are(hospitals, in_process, tmp_path):
     _, run = hospitals
+    unnamed = dpcfl.open_run(shutil.copytree(in_process.path, tmp_path / "run"))
     assert "Their names: dpcfl clients RUN." in run.report().read_text()
-    assert "dpcfl clients RUN" not in in_process.report().read_text()
+    assert "dpcfl clients RUN" not in unnamed.report().read_text()

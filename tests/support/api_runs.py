@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shared_runs import shared_run
 
 import dpcfl_net as dpcfl
 
@@ -21,22 +23,29 @@ TINY = {
 
 
 @pytest.fixture(scope="session")
-def by_network(tmp_path_factory) -> dpcfl.Run:
+def by_network(tmp_path_factory) -> Iterator[dpcfl.Run]:
     """A finished run with processes."""
-    return dpcfl.run(TINY, tmp_path_factory.mktemp("by-network"), progress=False)
+    with shared_run(tmp_path_factory, "by-network", lambda out: dpcfl.run(TINY, out, progress=False).path) as folder:
+        yield dpcfl.open_run(folder)
 
 
 @pytest.fixture(scope="session")
-def in_process(tmp_path_factory) -> dpcfl.Run:
+def in_process(tmp_path_factory) -> Iterator[dpcfl.Run]:
     """The same run in the test's own process."""
-    return dpcfl.run(TINY, tmp_path_factory.mktemp("in-process"), "in-process", progress=False)
+    with shared_run(tmp_path_factory, "in-process", lambda out: _run_here(TINY, out)) as folder:
+        yield dpcfl.open_run(folder)
 
 
 @pytest.fixture(scope="session")
-def with_epsilon(tmp_path_factory) -> dpcfl.Run:
+def with_epsilon(tmp_path_factory) -> Iterator[dpcfl.Run]:
     """A finished run with an epsilon."""
     settings = {**TINY, "privacy": {"epsilon": 5, "delta": 1e-4}}
-    return dpcfl.run(settings, tmp_path_factory.mktemp("with-epsilon"), "in-process", progress=False)
+    with shared_run(tmp_path_factory, "with-epsilon", lambda out: _run_here(settings, out)) as folder:
+        yield dpcfl.open_run(folder)
+
+
+def _run_here(settings: dict, out: Path) -> Path:
+    return dpcfl.run(settings, out, "in-process", progress=False).path
 
 
 def interrupted(out: Path, federation: str = "in-process") -> dpcfl.Run:
