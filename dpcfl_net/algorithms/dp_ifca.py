@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.noise_weights import MayWeighByNoise, WeighedByNoise
-from dpcfl_net.algorithms.secure_clusters import SecureClusters
+from dpcfl_net.algorithms.secure_clusters import SecureClusters, also_without_survivors
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment, State
@@ -40,9 +40,8 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(
-            super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=WITHOUT_CLIENTS
-        )
+        said = also_without_survivors(WITHOUT_CLIENTS, setting)
+        return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=said)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

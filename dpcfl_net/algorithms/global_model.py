@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpcfl_net.algorithms.noise_weights import WeighedByNoise
-from dpcfl_net.algorithms.secure_clusters import SecureClusters
+from dpcfl_net.algorithms.secure_clusters import SecureClusters, also_without_survivors
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import ModelMeans
@@ -28,9 +28,8 @@ class Global(WeighedByNoise, SecureClusters):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(
-            super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=WITHOUT_CLIENTS
-        )
+        said = also_without_survivors(WITHOUT_CLIENTS, setting)
+        return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=said)
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))

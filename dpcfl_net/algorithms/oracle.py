@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.algorithms.secure_clusters import also_without_survivors
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
@@ -28,7 +29,7 @@ class Oracle(Global):
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         return replace(
             super().capabilities_for(options, setting), uses_oracle=True, published_models=setting.true_clusters,
-            without_clients=WITHOUT_CLIENTS,
+            without_clients=also_without_survivors(WITHOUT_CLIENTS, setting),
         )  # fmt: skip
 
     def start(self, fed: Federation) -> State:

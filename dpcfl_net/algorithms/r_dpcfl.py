@@ -12,7 +12,7 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
 from dpcfl_net.algorithms.noise_weights import MayWeighByNoise, WeighedByNoise
-from dpcfl_net.algorithms.secure_clusters import SecureClusters
+from dpcfl_net.algorithms.secure_clusters import SecureClusters, also_without_survivors
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
 from dpcfl_net.clustering import mixture, sampled
 from dpcfl_net.core.errors import RunFailed
@@ -91,7 +91,8 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         after = setting.rounds - 1  # the mixture of the first round needs each update
-        return replace(super().capabilities_for(options, setting), summed_rounds=after, without_clients=WITHOUT_CLIENTS)
+        said = also_without_survivors(WITHOUT_CLIENTS, setting)
+        return replace(super().capabilities_for(options, setting), summed_rounds=after, without_clients=said)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

@@ -27,6 +27,11 @@ WITHOUT_SURVIVORS = (
 COVERED_SUMS = "masked gradient sums, and the noisy sum of each cluster that the server learns from them"
 
 
+def also_without_survivors(without_clients: str, setting: Setting) -> str:
+    """Add to an algorithm's sentence on missing clients what its secure sums do, if the job has any."""
+    return f"{without_clients}; {WITHOUT_SURVIVORS}" if setting.privacy.secure else without_clients
+
+
 class SecureClusters(FromModel):
     """A round with fixed clusters may be one DP-SGD step for each cluster, whose noisy gradient is a secure sum.
 

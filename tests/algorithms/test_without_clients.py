@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import secure_runs
 from conftest import ROOT, SMALL
 from test_algorithms import MATRIX, changes_of
 from test_r_dpcfl import Scripted
@@ -73,6 +74,19 @@ def test_every_algorithm_states_what_it_does_without_some_clients(job_of):
         assert 20 < len(text) < 400, case
         assert not text.endswith("."), case
     assert max(Counter(said.values()).values()) <= 5  # each family has its own sentence; the client-level ones share theirs
+
+
+@pytest.mark.parametrize("name", ["global", "oracle", "r-dpcfl", "dp-ifca"])
+def test_with_secure_sums_the_sentence_also_says_when_a_sum_is_aborted(tmp_path, name):
+    options = {"name": name} | ({"clusters": 2} if name in ("r-dpcfl", "dp-ifca") else {})
+    plain, secure = (
+        secure_runs.make(
+            tmp_path / trust, options, {**secure_runs.SAMPLE, "trust": trust}
+        ).algorithm.capabilities.without_clients
+        for trust in ("untrusted-server", "secure-aggregation")
+    )
+    assert secure.startswith(f"{plain}; ")
+    assert f"| {secure.removeprefix(f'{plain}; ')} |" in (ROOT / "docs/how-to/processes.md").read_text()
 
 
 def test_global_averages_those_that_answered_and_stays_without_any(job_of):
