@@ -13,7 +13,7 @@ from dpcfl_net.core.process_log import log_to_file
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
-from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.interrupts import TICK_S, Interrupts
 from dpcfl_net.launch.one_process import one_process_spec
 
 # Settings of a run inside the calling process: no message crosses a network, so there is no transcript.
@@ -35,7 +35,7 @@ class CallingProcessRun:
         RunFolder(self.folder).logs.mkdir(exist_ok=True)
         self._job = job
 
-    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
         """See `run_kinds.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round."""
         from dpcfl_net.runtime.one_process import run_in_one_process
 
@@ -44,7 +44,7 @@ class CallingProcessRun:
         def after_step(round_done: bool) -> None:
             nonlocal ticked
             interrupts.check()
-            if round_done or time.monotonic() - ticked >= interval_s:
+            if round_done or time.monotonic() - ticked >= TICK_S:
                 tick()
                 ticked = time.monotonic()
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TICK_S = 0.3  # between looks at a run that is watched, unless a signal interrupts
 
 
 class Interrupts:

@@ -14,7 +14,7 @@ from dpcfl_net.experiment.cost_estimate import evaluation_interval
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.network_settings import compute_factors, links_of
 from dpcfl_net.federation.virtual_clock import VirtualNetwork
-from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.interrupts import TICK_S, Interrupts
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.child import Child, start_of, stop, worker_environment
 from dpcfl_net.launch.placement.local import STOP_S
@@ -45,10 +45,10 @@ class OneProcessRun:
         start = start_of("dpcfl_net.runtime.one_process:run_in_one_process", spec, worker_environment())
         self._child = parents.fork_role("in-process", start, self._files.log("in-process"))
 
-    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
         """See `run_kinds.Run`."""
         assert self._child is not None
-        while self._child.sentinel not in wait([self._child.sentinel, interrupts.fileno()], timeout=interval_s):
+        while self._child.sentinel not in wait([self._child.sentinel, interrupts.fileno()], timeout=TICK_S):
             interrupts.check()
             tick()
         interrupts.check()

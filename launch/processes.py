@@ -22,7 +22,7 @@ from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.aggregators import Aggregators
 from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.coordinator_pipes import CoordinatorPipes
-from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.interrupts import TICK_S, Interrupts
 from dpcfl_net.launch.links import RELAY, Links, require_netem
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import LOST, Addresses, Role
@@ -168,19 +168,19 @@ class FederationRun:
         """Return the processes that run or will start again, without workers."""
         return {*self.children, *self._restarts.scheduled}
 
-    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
         """See `run_kinds.Run`; restarts processes that crashed."""
         assert self._pool is not None
         ticked = 0.0
         while {COORDINATOR, OBSERVER} & self._expected():
             self._pool.update()
             self._restart_roles()
-            timeout_s = max(0.0, ticked + interval_s - time.monotonic())
+            timeout_s = max(0.0, ticked + TICK_S - time.monotonic())
             if self.chaos is not None:
                 self.chaos.tick()
                 timeout_s = min(timeout_s, self.chaos.interval_s)
             self._wait(timeout_s, interrupts)
-            if time.monotonic() - ticked >= interval_s:
+            if time.monotonic() - ticked >= TICK_S:
                 tick()
                 ticked = time.monotonic()
 

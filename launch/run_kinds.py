@@ -33,13 +33,12 @@ class Run(Protocol):
             KeyboardInterrupt: After a signal.
         """
 
-    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
         """Watch the run until coordinator and observer have ended.
 
         Args:
-            tick: Called every `interval_s` seconds.
+            tick: Called about every `TICK_S`.
             interrupts: Signals that interrupt the run.
-            interval_s: Seconds between calls of `tick`.
 
         Raises:
             RunFailed: If the run cannot continue.

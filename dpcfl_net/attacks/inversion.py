@@ -63,9 +63,7 @@ def record_gradients(template: ModelTemplate, models: np.ndarray) -> Gradients:
     return lambda x, y: torch.cat([part.flatten(1) for part in each(stacked, x, y).values()], 1)
 
 
-def invert(
-    template: ModelTemplate, models: np.ndarray, gradients: np.ndarray, labels: np.ndarray, *, noisy: bool, seed: int = 0
-) -> Inverted:
+def invert(template: ModelTemplate, models: np.ndarray, gradients: np.ndarray, labels: np.ndarray, *, noisy: bool) -> Inverted:
     """Reconstruct k records from their gradients.
 
     Minimises cosine distance (mean over r rounds) plus total variation with Adam on the sign of the gradient. The loss depends
@@ -78,7 +76,6 @@ def invert(
         gradients: Recorded gradients, (k, r, p).
         labels: Labels of the records, (k,).
         noisy: True if the gradients contain noise.
-        seed: Seed of the initial records.
 
     Returns:
         Records and their cosine distances.
@@ -87,12 +84,12 @@ def invert(
     privacy in federated learning?", NeurIPS 2020, equation 4.
     """
     torch.set_num_threads(1)
-    best = _search(template, models, gradients, labels, noisy, seed)
+    best = _search(template, models, gradients, labels, noisy, 0)
     for start in range(1, 1 if noisy else STARTS):
         stuck = np.flatnonzero(best.distance > MATCHED)
         if not len(stuck):
             break
-        again = _search(template, models[stuck], gradients[stuck], labels[stuck], noisy, seed + start)
+        again = _search(template, models[stuck], gradients[stuck], labels[stuck], noisy, start)
         better = again.distance < best.distance[stuck]
         best.records[stuck[better]] = again.records[better]
         best.distance[stuck[better]] = again.distance[better]

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from dpcfl_net.core.errors import ConfigError
 
 MOST_BYTES = 256 << 20
+MOST_SHOWN = 80
 _PART = 1 << 20
 # Errors of the machine, not of the command line: the run fails with exit code 4.
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG}
@@ -192,13 +193,13 @@ def check_fields(document: Mapping[str, Any], where: str, kinds: Mapping[str, tu
             raise ConfigError(f"{where} is damaged: {name} is {shown(document[name])}, must be {names}")
 
 
-def shown(value: Any, most: int = 80) -> str:
-    """Return the repr of a value for a message, cut to `most` characters."""
+def shown(value: Any) -> str:
+    """Return the repr of a value for a message, cut to `MOST_SHOWN` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python limits the digits of an integer that it formats
         return "a number with thousands of digits"
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
 
 
 def reason(error: OSError) -> str:

@@ -248,11 +248,11 @@ def place(root: str | os.PathLike[str] | None = None) -> tuple[str | None, ...]:
     return (None if root is None else str(root), *map(os.environ.get, ("DPCFL_DATA", "XDG_CACHE_HOME", "HOME")))
 
 
-def is_here(name: str, root: str | os.PathLike[str] | None = None) -> bool:
+def is_here(name: str) -> bool:
     """Return True if the files of a data set are where `load` looks for them; they are not read."""
     if name in _SETS:
-        return _find(_SETS[name], _root(root)) is not None
-    return name != "shakespeare" or roles.is_here(_root(root))
+        return _find(_SETS[name], _root(None)) is not None
+    return name != "shakespeare" or roles.is_here(_root(None))
 
 
 def fetch(

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 Report = Callable[[str], None]
 MOST_LISTED = 20  # client ids in a message
+GOODBYE_S = 5.0
 RETURN_S = 5.0  # time for clients to come back to a coordinator that was restarted after the last round
 
 
@@ -118,13 +119,9 @@ class NetworkFederation(Federation):
             self.endpoint.poll(min(0.5, max(0.0, deadline - self._clock.now())))
         return absent
 
-    def goodbye(self, patience_s: float = 5.0) -> None:
-        """Send goodbyes until all clients have left; they are repeated, since a reset connection loses messages.
-
-        Args:
-            patience_s: Seconds after which this returns in any case.
-        """
-        deadline = time.monotonic() + patience_s
+    def goodbye(self) -> None:
+        """Send goodbyes until all clients have left, for `GOODBYE_S` at most; a reset connection loses messages."""
+        deadline = time.monotonic() + GOODBYE_S
         while self.endpoint.ready and time.monotonic() < deadline:
             self.endpoint.bye()
             again = time.monotonic() + 1.0

@@ -247,8 +247,9 @@ def _log_sum(losses: Sequence[float], epsilon: float) -> float:
     return float(scores.max() + math.log(np.exp(scores - scores.max()).sum()))
 
 
-def _slope(function: Callable[[float], float], at: float, step: float = 1e-4) -> float:
+def _slope(function: Callable[[float], float], at: float) -> float:
     """Differentiate numerically, by the five-point rule (error of order step^4)."""
+    step = 1e-4
     near, far = (function(at + s * step) - function(at - s * step) for s in (1, 2))
     return float((8 * near - far) / (12 * step))
 

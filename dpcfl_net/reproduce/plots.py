@@ -91,7 +91,7 @@ def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Serie
     return Figure(key, title, spec=spec(data, 360, xaxis=axis(x, **short), yaxis=axis(y, **short, **more)))
 
 
-def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str, *, caption: str = "") -> Figure:
+def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str) -> Figure:
     """Plot grouped bars.
 
     Args:
@@ -99,7 +99,6 @@ def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str
         title: Title of the figure.
         series: Legend entry to heights by label; the first series orders the labels.
         y: Label of the y axis.
-        caption: Text below the figure.
 
     Returns:
         The figure.
@@ -115,7 +114,7 @@ def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str
         }
         for index, (name, heights) in enumerate(series.items())
     ]
-    return Figure(key, title, caption, spec(data, 340, xaxis=axis("", type="category"), yaxis=axis(y), barmode="group"))
+    return Figure(key, title, spec=spec(data, 340, xaxis=axis("", type="category"), yaxis=axis(y), barmode="group"))
 
 
 def slope(pairs: Sequence[tuple[float, float]]) -> float:

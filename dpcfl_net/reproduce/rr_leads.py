@@ -59,9 +59,7 @@ def raised(
     return [Claim(text, listed(gains), not_acting(rows, setting, guarantee, pair[1]) or gains, cause)]
 
 
-def highest(
-    place: str, found: Found, setting: str, guarantee: str, best: System, others: Sequence[System], cause: Cause | None = None
-) -> list[Claim]:
+def highest(place: str, found: Found, setting: str, guarantee: str, best: System, others: Sequence[System]) -> list[Claim]:
     """Claim that a system has the highest accuracy.
 
     Args:
@@ -71,7 +69,6 @@ def highest(
         guarantee: Key of GUARANTEES.
         best: The system.
         others: All other systems.
-        cause: Cause if the claim does not hold.
 
     Returns:
         The claim, if the system has a common seed with another one.
@@ -82,4 +79,4 @@ def highest(
         for lead in leads(found, setting, guarantee, (other, best))
     ]
     measured = ", ".join(f"{fmean(lead.values.values()):+.1f} points over {lead.name}" for lead in over)
-    return [Claim(f"{place}: {best.title} has the highest accuracy", measured, over, cause)] if over else []
+    return [Claim(f"{place}: {best.title} has the highest accuracy", measured, over)] if over else []

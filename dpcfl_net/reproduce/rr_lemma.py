@@ -147,14 +147,13 @@ class Misplaced(Reproduction):
         )  # fmt: skip
 
 
-def label_term(sigma: float, clusters: int = CLUSTERS) -> float:
+def label_term(sigma: float) -> float:
     """Compute the second term of tau, for noise on the labels.
 
     Args:
         sigma: sigma_s.
-        clusters: k.
     """
-    return sigma * clusters / math.sqrt(math.pi) * math.exp(-1 / (4 * sigma**2))
+    return sigma * CLUSTERS / math.sqrt(math.pi) * math.exp(-1 / (4 * sigma**2))
 
 
 def largest_noise(term: float = 1.0) -> float:

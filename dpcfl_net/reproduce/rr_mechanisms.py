@@ -162,17 +162,16 @@ def _labelled(noise: float, label_epsilon: float) -> LabelledFixedSizeGaussian:
     return LabelledFixedSizeGaussian(noise, label_epsilon, CLUSTERS, SAMPLE, POPULATION, ROUNDS)
 
 
-def gaussian_right(deviation: float, clusters: int = CLUSTERS) -> float:
+def gaussian_right(deviation: float) -> float:
     """Compute the chance that a one-hot label of norm 1 is its own largest coordinate after noise.
 
     Args:
         deviation: Standard deviation of the noise.
-        clusters: k.
     """
     from scipy import integrate, stats
 
     def inside(x: float) -> float:
-        return float(stats.norm.pdf(x) * stats.norm.cdf(x + 1 / deviation) ** (clusters - 1))
+        return float(stats.norm.pdf(x) * stats.norm.cdf(x + 1 / deviation) ** (CLUSTERS - 1))
 
     return float(integrate.quad(inside, -9, 9)[0])
 

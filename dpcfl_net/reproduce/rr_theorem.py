@@ -100,18 +100,17 @@ class Contraction(Reproduction):
         return ReproductionResult(rows, [exact(), *simulated(*compared), finite(), assumptions()], [figure], [table])
 
 
-def factors(ratio: Fraction, min_size: int = MIN_SIZE) -> tuple[Fraction, Fraction, Fraction]:
+def factors(ratio: Fraction) -> tuple[Fraction, Fraction, Fraction]:
     """Compute the contraction of a round without noise and with right clusters of equal size, and two bounds, at L = 1.
 
     Args:
         ratio: lambda / L.
-        min_size: B.
 
     Returns:
         1 - gamma lambda, the factor in the direction of the smallest curvature; the printed bound 1 - gamma L B / (2 rho); the
         bound with lambda L / (lambda + L) instead of L / 2.
     """
-    share_of_right = Fraction(min_size, CLIENTS - (CLUSTERS - 1) * min_size)  # B / rho
+    share_of_right = Fraction(MIN_SIZE, CLIENTS - (CLUSTERS - 1) * MIN_SIZE)  # B / rho
     printed = 1 - STEP * share_of_right / 2
     return 1 - STEP * ratio, printed, 1 - STEP * ratio / (ratio + 1) * share_of_right
 

@@ -60,13 +60,12 @@ def _divergence(x: float, y: float) -> float:
     return sum(p * math.log(p / q) for p, q in parts if p > 0)
 
 
-def interval(values: Sequence[float], test: Test = "t", level: float = LEVEL) -> tuple[float, float] | None:
-    """Compute a two-sided confidence interval of the mean.
+def interval(values: Sequence[float], test: Test = "t") -> tuple[float, float] | None:
+    """Compute a two-sided confidence interval of the mean, with coverage LEVEL.
 
     Args:
         values: One value per seed.
         test: As `p_values`; "share": Clopper-Pearson if every value is 0 or 1.
-        level: Coverage.
 
     Returns:
         Lower and upper end; None if the values do not give one: fewer than two, no spread, one not finite, "sign", or shares
@@ -76,11 +75,11 @@ def interval(values: Sequence[float], test: Test = "t", level: float = LEVEL) ->
 
     n = len(values)
     if test == "share" and n > 1 and set(values) <= {0, 1}:
-        found = stats.binomtest(int(sum(values)), n).proportion_ci(level)
+        found = stats.binomtest(int(sum(values)), n).proportion_ci(LEVEL)
         return float(found.low), float(found.high)
     if test != "t" or n < 2 or not all(map(math.isfinite, values)) or statistics.stdev(values) == 0:
         return None
-    half = stats.t.ppf((1 + level) / 2, n - 1) * statistics.stdev(values) / math.sqrt(n)
+    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * statistics.stdev(values) / math.sqrt(n)
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
@@ -102,13 +101,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def seeds_needed(values: Sequence[float], margin: float, level: float = LEVEL) -> int | None:
-    """Estimate how many seeds decide a comparison by t, if mean and spread stay as measured.
+def seeds_needed(values: Sequence[float], margin: float) -> int | None:
+    """Estimate how many seeds decide a comparison by t at LEVEL, if mean and spread stay as measured.
 
     Args:
         values: Measured values, one per seed.
         margin: The margin.
-        level: Level of the interval.
 
     Returns:
         Number of seeds; None for fewer than two values, no spread, one not finite, or more than MOST_SEEDS.
@@ -119,4 +117,4 @@ def seeds_needed(values: Sequence[float], margin: float, level: float = LEVEL) -
         return None
     distance = abs(statistics.fmean(values) - margin)
     counts = range(2, MOST_SEEDS + 1)
-    return next((n for n in counts if stats.t.ppf((1 + level) / 2, n - 1) * spread / math.sqrt(n) < distance), None)
+    return next((n for n in counts if stats.t.ppf((1 + LEVEL) / 2, n - 1) * spread / math.sqrt(n) < distance), None)

@@ -153,10 +153,6 @@ class Channel:
         self._on_their_way.pop(message_id, None)
         self._streams = deque(stream for stream in self._streams if stream.id != message_id)
 
-    def sending(self, message_id: str) -> bool:
-        """Return True if a message is being sent."""
-        return any(stream.id == message_id for stream in self._streams)
-
     def credit(self, message_id: str, arrived: int) -> None:
         """Record that the peer has taken `arrived` chunks of a message, also after the last one was sent."""
         if message_id in self._on_their_way:

@@ -23,15 +23,14 @@ class DialedConnection:
     Args:
         dialed: The socket, before it connects.
         handshake_limit_s: Seconds for which an accepted connection may stay without a handshake.
-        unread_limit: Bytes that the server may send ahead of complete messages.
 
     Attributes:
         monitor: Socket that is readable when `changes` has something to report.
     """
 
-    def __init__(self, dialed: zmq.Socket, handshake_limit_s: float, unread_limit: int = UNREAD_LIMIT) -> None:
+    def __init__(self, dialed: zmq.Socket, handshake_limit_s: float) -> None:
         self.monitor = dialed.get_monitor_socket()
-        self._dialed, self._limit_s, self._unread_limit = dialed, handshake_limit_s, unread_limit
+        self._dialed, self._limit_s = dialed, handshake_limit_s
         self._failures, self._since = 0, 0.0
         self._clock = AwakeClock()  # a pause of this process does not count as silence of the server
         self._fd = -1
@@ -85,7 +84,7 @@ class DialedConnection:
 
     def flood(self) -> str | None:
         """Cut the connection and return the reason if too many of its bytes are unread; None if not."""
-        reason = None if self._connection is None else self._connection.flood(self._unread_limit)
+        reason = None if self._connection is None else self._connection.flood(UNREAD_LIMIT)
         if reason is not None:
             self._forget()
         return reason

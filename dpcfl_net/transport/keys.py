@@ -16,7 +16,6 @@ NOISE_SEED = "noise.seed"  # in the coordinator's key folder, if it is trusted t
 PACK = "clients"  # name of the files with the keys of all clients of a large roster
 CURVE_LENGTH = 40  # characters of z85 for 32 bytes
 LINE = CURVE_LENGTH + 1
-LONGEST_FILE = 4096  # bytes
 
 
 def aggregator_key(number: int) -> str:

@@ -18,11 +18,8 @@ from dpcfl_net.launch.placement.remote import Host
 CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def allocation(environment: Mapping[str, str] = os.environ) -> list[tuple[str, int]]:
+def allocation() -> list[tuple[str, int]]:
     """Read the allocation that this process runs in.
-
-    Args:
-        environment: Environment variables.
 
     Returns:
         Name and number of CPUs of each node.
@@ -30,19 +27,19 @@ def allocation(environment: Mapping[str, str] = os.environ) -> list[tuple[str, i
     Raises:
         ConfigError: Outside of an allocation.
     """
-    if "SLURM_JOB_ID" not in environment:
+    if "SLURM_JOB_ID" not in os.environ:
         raise ConfigError(
             "--on slurm works inside an allocation: salloc -N 2 dpcfl launch ..., or write a batch script with --sbatch FILE"
         )
-    missing = [name for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE") if name not in environment]
+    missing = [name for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE") if name not in os.environ]
     if missing:
         raise ConfigError(f"{missing[0]} is not set: SLURM sets it inside an allocation")
-    nodes = environment["SLURM_JOB_NODELIST"]
+    nodes = os.environ["SLURM_JOB_NODELIST"]
     listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
     if listed.returncode:
         raise ConfigError(f"scontrol does not know the nodes {nodes!r}: {listed.stderr.strip()}")
     names = listed.stdout.split()
-    return list(zip(names, cpus_of(environment["SLURM_JOB_CPUS_PER_NODE"], len(names)), strict=True))
+    return list(zip(names, cpus_of(os.environ["SLURM_JOB_CPUS_PER_NODE"], len(names)), strict=True))
 
 
 def cpus_of(text: str, nodes: int) -> list[int]:

@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -102,23 +102,20 @@ def script(command: str, name: str, resources: Resources, **more: str | None) ->
     return "\n".join(["#!/bin/bash", *lines, "", "set -eu", f"exec {command}", ""])
 
 
-def job_id(environment: Mapping[str, str] = os.environ) -> str:
+def job_id() -> str:
     """Return the id of the batch job that this process belongs to.
-
-    Args:
-        environment: Environment variables.
 
     Raises:
         ConfigError: Outside of a batch job.
     """
-    if not re.fullmatch(r"\d{1,18}", environment.get("SLURM_JOB_ID", "")):
+    if not re.fullmatch(r"\d{1,18}", os.environ.get("SLURM_JOB_ID", "")):
         raise ConfigError("--requeue works inside a batch job of SLURM: write its script with --sbatch FILE")
-    return environment["SLURM_JOB_ID"]
+    return os.environ["SLURM_JOB_ID"]
 
 
-def restarts(environment: Mapping[str, str] = os.environ) -> int:
+def restarts() -> int:
     """Return how often SLURM has started this job again."""
-    text = environment.get("SLURM_RESTART_COUNT", "0")
+    text = os.environ.get("SLURM_RESTART_COUNT", "0")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
