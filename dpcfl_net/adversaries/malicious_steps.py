@@ -80,7 +80,6 @@ SCRIPT = (
     Step("whole-numbers", "weights of another type", weights="whole"),
     Step("other-job", "the server restarts with another job", restart=True, job=FOREIGN),
 )
-STEPS = {step.name: step for step in SCRIPT}
 
 
 def usual_step(algorithm: Algorithm) -> ClientStep:

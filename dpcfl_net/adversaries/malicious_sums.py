@@ -23,10 +23,8 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.tensors import unpack
-from dpcfl_net.core.types import ClientStep, Task
+from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.capabilities import client_steps
-from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.secure.client_side import context_of
 from dpcfl_net.federation.secure.job_terms import Identities, terms_of
 from dpcfl_net.federation.secure.server_stages import Aborted, ServerRound
@@ -35,23 +33,6 @@ from dpcfl_net.federation.secure.stages import MASKING
 Tasks = Mapping[int, Tensors]
 Ask = Callable[[int, str, Tasks], dict[int, Heard]]
 OWN_KEY = bytes(range(32))  # X25519 secret key of the server, which it puts in place of clients' keys
-
-
-def in_process(hosts: Mapping[int, ClientHost]) -> Ask:
-    """Return a function that asks clients of this process, behind their gates.
-
-    Args:
-        hosts: Client runtimes by client id.
-    """
-
-    def ask(t: int, kind: str, tasks: Tasks) -> dict[int, Heard]:
-        answers = {client: hosts[client].answer(Task(t, kind, tensors)) for client, tensors in sorted(tasks.items())}
-        return {
-            client: Heard(a.status, a.code, a.reason, unpack(a.release) if a.status == "release" else {})
-            for client, a in answers.items()
-        }
-
-    return ask
 
 
 def masked_step(algorithm: Algorithm) -> ClientStep:

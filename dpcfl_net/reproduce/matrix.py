@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 FAILED = "failed.json"  # of a cell whose last attempt failed
 NOT_RUN = "not run"
 SAME = "the same"  # at the paper's scale, of a figure that does not depend on it
-NOT_KEPT = "raw data not kept"  # state of a cell that ran before raw data were kept
 COLUMNS = ["figure or table", "laptop scale", "seeds", "content", "recomputed by", "paper's scale"]
 SEVERAL = {"holds": "hold", "does not hold": "do not hold"}  # of more than one claim
 Cells = Mapping[tuple[str, Scale], Mapping[str, Any]]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dpcfl_net.report.trackers.base import Tracker
 
 
-def new(
+def new_run(
     path: Path,
     overrides: Iterable[str],
     out: Path,
@@ -41,7 +41,7 @@ def new(
     debug: bool = False,
     chaos: Path | None = None,
     trackers: Sequence[Tracker] = (),
-) -> int:
+) -> tuple[int, dict[str, Any], Path]:
     """Run a configuration on this machine.
 
     Args:
@@ -53,21 +53,8 @@ def new(
         trackers: Get the rounds of the run.
 
     Returns:
-        The exit code.
+        The exit code, run.json (empty if nothing began) and the run folder.
     """
-    return new_run(path, overrides, out, debug=debug, chaos=chaos, trackers=trackers)[0]
-
-
-def new_run(
-    path: Path,
-    overrides: Iterable[str],
-    out: Path,
-    *,
-    debug: bool = False,
-    chaos: Path | None = None,
-    trackers: Sequence[Tracker] = (),
-) -> tuple[int, dict[str, Any], Path]:
-    """Run a configuration as `new` does; return the exit code, run.json (empty if nothing began) and the run folder."""
     with Interrupts(until_exit=True) as interrupts:
         with interrupts.raising():
             config = configuration.load(path, overrides)

@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from conftest import SMALL, charged_by_round, only_run, write_config
+from simulate import simulate
 
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.core import runlog
@@ -25,7 +26,6 @@ from dpcfl_net.privacy.slots import SelectionSlot
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.transport.keys import make_keys
@@ -157,7 +157,7 @@ def network_run(tmp_path_factory):
         if case not in made:
             out = tmp_path_factory.mktemp(case)
             with contextlib.redirect_stdout(io.StringIO()) as said:
-                code = runs.new(write_config(out / "c", **changes_of(case)), [], out / "runs")
+                code, *_ = runs.new_run(write_config(out / "c", **changes_of(case)), [], out / "runs")
             assert code == 0, said.getvalue()
             made[case] = only_run(out / "runs"), said.getvalue()
         return made[case]

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from conftest import SMALL
+from simulate import simulate
 
 import dpcfl_net as dpcfl
 from dpcfl_net.algorithms.base import algorithm_of
@@ -23,7 +24,6 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.results import summary
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 TINY = {

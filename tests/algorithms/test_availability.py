@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 from conftest import SMALL, only_run, write_config
+from simulate import simulate
 from test_algorithms import TINY, changes_of
 
 from dpcfl_net.core import runlog
@@ -27,7 +28,6 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.one_process import federation
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import client_key, make_keys
 
 ROUNDS = 8  # r-dpcfl: E_c at most 4, a window of one round
@@ -155,7 +155,7 @@ def test_processes_and_one_process_agree_on_a_schedule(tmp_path):
     changes = {**changes_of("r-dpcfl"), "rounds": ROUNDS, "availability": {"clients": {**LATE, 0: [[1, 2], [5, 8]]}},
                "privacy": {**SMALL["privacy"], "accountant": "rdp"}}  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = runs.new(write_config(tmp_path / "c", **changes), [], tmp_path / "runs")
+        code, *_ = runs.new_run(write_config(tmp_path / "c", **changes), [], tmp_path / "runs")
     assert code == 0, said.getvalue()
     folder = only_run(tmp_path / "runs")
     job = read_job(folder, (folder / "operator.pub").read_text().strip())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import SMALL
 from scipy import stats
+from simulate import simulate
 from support.journals import cut_debit
 
 import dpcfl_net as dpcfl
@@ -35,7 +36,6 @@ from dpcfl_net.privacy.slots import slot_of
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 CLIENTS, ROUNDS, MOST, CLIP = 6, 8, 5, 0.5

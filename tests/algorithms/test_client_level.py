@@ -13,6 +13,7 @@ from conftest import SMALL, dpcfl, only_run, write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from simulate import simulate
 
 from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
@@ -36,7 +37,6 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import RAW, CentralSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training.models import build, initial
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.identities import make_identities

@@ -18,6 +18,7 @@ from conftest import ROOT, SMALL, charged_by_round, dpcfl, only_run, write_confi
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
@@ -42,7 +43,6 @@ from dpcfl_net.reproduce.claims import Exact
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 NEVER = 1e-7  # the chance of a false alarm that a statistical test may have

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import SMALL
+from simulate import simulate
 
 from dpcfl_net.algorithms import feddp_kmeans
 from dpcfl_net.algorithms.feddp_kmeans import POINTS, STEPS
@@ -23,7 +24,6 @@ from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.release_check import check_release
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 DATA = {"dataset": "digits", "clients": [2, 2, 2, 2], "shift": "rotation", "train_per_client": 300, "test_per_client": 40}

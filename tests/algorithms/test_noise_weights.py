@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from conftest import SMALL
+from simulate import simulate
 
 from dpcfl_net.algorithms.robust_hdp import RobustHDP
 from dpcfl_net.clustering.robust_pca import robust_pca
@@ -19,7 +20,6 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.privacy.accounting.accountant import epsilon
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 OWN = {"0": 1, "2-3": 8}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import SMALL
 from scipy import stats
+from simulate import simulate
 
 from dpcfl_net.algorithms.rr_cluster import RRCluster
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -31,7 +32,6 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, lowest_by_exponential_mechanism, randomised_response
 from dpcfl_net.privacy.slots import LabelledCentralSlot, LabelSlot, RawSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 REPLACED = {"epsilon": 20, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one", "noise": "seeded", "noise_seed": "5eed" * 16}  # fmt: skip

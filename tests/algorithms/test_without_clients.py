@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import secure_runs
 from conftest import ROOT, SMALL
+from simulate import simulate
 from test_algorithms import MATRIX, changes_of
 from test_r_dpcfl import Scripted
 
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 

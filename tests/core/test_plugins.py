@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, SMALL, assert_nothing_left, only_run
+from simulate import simulate
 from torch import nn
 
 import dpcfl_net as dpcfl
@@ -33,7 +34,6 @@ from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.runtime import evaluation
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training import model_check, models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.transport.identities import make_identities

@@ -11,6 +11,7 @@ from conftest import SMALL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from simulate import simulate
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import cache, natural, own
@@ -18,7 +19,6 @@ from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_s
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_records
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 SIZES = {

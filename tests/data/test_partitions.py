@@ -12,6 +12,7 @@ from conftest import SMALL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from simulate import simulate
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import regression, roles, skew
@@ -21,7 +22,6 @@ from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
 from dpcfl_net.transport.keys import make_keys

@@ -7,6 +7,7 @@ import json
 import pytest
 from conftest import SMALL
 from secure_runs import size
+from simulate import simulate
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core.run_folder import RunFolder
@@ -16,7 +17,6 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import EVALUATION_SHARE, TRAINING_PASSES, estimate, evaluation_interval
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.in_process import InProcessFederation
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 SETTINGS = {

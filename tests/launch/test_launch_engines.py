@@ -19,12 +19,12 @@ import engines
 import pytest
 import yaml
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.transcript import messages, read
 
 pytestmark = pytest.mark.timeout(600)

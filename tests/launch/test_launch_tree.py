@@ -20,6 +20,7 @@ import pytest
 import yaml
 from agent_reports import reports_of
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -45,7 +46,6 @@ from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePla
 from dpcfl_net.launch.placement.shares import share_processes
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from dpcfl_net.runtime.simulate import simulate
 
 AT = ["--address", "127.0.0.1"]
 SETTINGS = {

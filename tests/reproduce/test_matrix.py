@@ -64,14 +64,13 @@ def test_the_page_of_results_has_the_matrix_of_the_committed_cells():
     assert shown == matrix.markdown(matrix.tables(matrix.read_cells(MEASURED))).strip()
 
 
-def test_committed_cells_keep_their_raw_data_or_say_that_they_do_not():
+def test_committed_cells_keep_their_raw_data():
     cells = matrix.read_cells(MEASURED)
     assert cells
     for (name, scale), cell in cells.items():
         folder = MEASURED / f"{name.replace('/', '-')}-{scale}"
-        assert cell["state"] in (matrix.FINISHED, matrix.PARTIAL, matrix.NOT_KEPT), name
-        kept = (folder / "data.csv").exists() or (MEASURED / cell.get("data", "nowhere")).is_file()
-        assert kept == (cell["state"] != matrix.NOT_KEPT), name
+        assert cell["state"] in (matrix.FINISHED, matrix.PARTIAL), name
+        assert (folder / "data.csv").exists() or (MEASURED / cell.get("data", "nowhere")).is_file(), name
         for claim in cell.get("claims", ()):
             assert claim["exact"] or claim["verdict"] in ("undecided", "not tested") or claim["seeds"] > 1, claim["text"]
 

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 from conftest import ROOT, SMALL, dpcfl
+from simulate import simulate
 
 from dpcfl_net.clustering import mixture
 from dpcfl_net.core.errors import ConfigError, RunFailed
@@ -33,7 +34,6 @@ from dpcfl_net.reproduce.first_rounds import GradientBank, configuration, keys, 
 from dpcfl_net.reproduce.plots import lines, points, slope
 from dpcfl_net.reproduce.r_dpcfl_noise import TrainingSchedule, noise_multiplier, update_variance
 from dpcfl_net.results.tables import Table
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
 from pydantic import ValidationError
+from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
@@ -28,7 +29,6 @@ from dpcfl_net.federation.call_limits import NO_LAUNCHER, CallLimits
 from dpcfl_net.federation.tree import GroupCalls, TreeFederation
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.messages import match_template
 
 SETTINGS = {

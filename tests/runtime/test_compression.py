@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
 from pydantic import ValidationError
+from simulate import simulate
 
 from dpcfl_net.adversaries.malicious_steps import make
 from dpcfl_net.attacks.updates import read_updates
@@ -31,7 +32,6 @@ from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.one_process import federation
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.encodings import from_half, to_half
 from dpcfl_net.transport.keys import make_keys

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import SMALL, assert_nothing_left, charged_by_round, command_line
+from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import RunFailed
@@ -30,7 +31,6 @@ from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.specs import WorkerSpec
 
 TWELVE = {

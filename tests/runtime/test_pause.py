@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
@@ -18,7 +19,6 @@ from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch.cli.progress import ProgressTail
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from dpcfl_net.runtime.simulate import simulate
 
 ROUNDS = 8
 SETTINGS = {

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, charged_by_round, dpcfl, only_run, write_config
+from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.data import cache
@@ -31,7 +32,6 @@ from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.one_process import OPEN_FILES, OTHER_FILES
-from dpcfl_net.runtime.simulate import simulate
 
 RUN_KEYS = {
     "name", "algorithm", "state", "rounds_done", "wall_s", "processes", "devices", "bytes_up", "bytes_down", "privacy", "final", "versions", "seed",

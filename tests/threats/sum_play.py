@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 from conftest import SMALL
 
-from dpcfl_net.adversaries.malicious_sums import MaliciousSums, in_process
+from dpcfl_net.adversaries.malicious_sums import Ask, MaliciousSums, Tasks
+from dpcfl_net.adversaries.reactions import Heard
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import Job
@@ -26,6 +29,19 @@ from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
 
 Shares = Mapping[int, np.ndarray]  # client to its answer to the last stage, (K, 33)
+
+
+def in_process(hosts: Mapping[int, ClientHost]) -> Ask:
+    """Return a function that asks clients of this process, behind their gates."""
+
+    def ask(t: int, kind: str, tasks: Tasks) -> dict[int, Heard]:
+        answers = {client: hosts[client].answer(Task(t, kind, tensors)) for client, tensors in sorted(tasks.items())}
+        return {
+            client: Heard(a.status, a.code, a.reason, unpack(a.release) if a.status == "release" else {})
+            for client, a in answers.items()
+        }
+
+    return ask
 
 
 def sum_job(folder: Path, clients: int, **changes) -> Job:

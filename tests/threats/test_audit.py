@@ -17,6 +17,7 @@ import yaml
 from conftest import ROOT
 from records import KEY, start
 from scipy.stats import binom, norm
+from simulate import simulate
 
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.attacks.audit import bounds
@@ -45,7 +46,6 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.coordinator import run_coordinator
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.specs import CoordinatorSpec, WorkerSpec
 from dpcfl_net.runtime.worker import run_worker
 from dpcfl_net.training import batches, dpsgd_steps, models

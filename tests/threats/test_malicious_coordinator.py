@@ -20,7 +20,7 @@ from wire_ends import open_things
 from dpcfl_net.adversaries import hostile_worker, malicious_coordinator, malicious_sums
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
-from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, make, round_number, usual_step
+from dpcfl_net.adversaries.malicious_steps import SCRIPT, make, round_number, usual_step
 from dpcfl_net.adversaries.scripts import chosen, run
 from dpcfl_net.core import signing
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -46,6 +46,7 @@ SPIED = [
     "def noted(*which):\n    print('records opened', file=sys.stderr, flush=True)\n    return real(*which)\n"
     "client_hosts.client_records = noted\nfrom dpcfl_net.launch.cli import main\nmain()",
 ]  # fmt: skip
+STEPS = {step.name: step for step in SCRIPT}
 PLAYED = [step.name for step in SCRIPT if step.name != "other-job"]
 
 

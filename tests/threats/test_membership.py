@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, SMALL, assert_nothing_left, dpcfl, only_run
+from simulate import simulate
 from typer.testing import CliRunner
 
 from dpcfl_net.attacks import membership, membership_page, membership_scores
@@ -29,7 +30,6 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.client import Client
 from dpcfl_net.launch.cli import app
 from dpcfl_net.results.attack_results import read_result
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.training import dpsgd_steps
 from dpcfl_net.transport.keys import make_keys
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import SMALL
 from secure_runs import CLIENT, SAMPLE, make
+from simulate import simulate
 
 from dpcfl_net.core.tensors import DTYPES, finite, unpack
 from dpcfl_net.core.types import Task
@@ -22,7 +23,6 @@ from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.runtime import client_hosts
-from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import client_key, make_keys
 
 RECORDS, ROUNDS, WHO = 24, 5, 1

@@ -28,7 +28,7 @@ def simulate(
         folder: Folder of ledgers and checkpoints; ledgers are written without fsync.
         data_root: Folder of the data sets; None: the usual one.
         on_round: Called with the round and its state after each checkpoint.
-        key_folder: As for `make_host`.
+        key_folder: As for `client_hosts.make_host`.
 
     Returns:
         The state after the last round.
