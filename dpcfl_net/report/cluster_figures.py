@@ -28,6 +28,7 @@ from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import FirstRound, RunView, letter
 
 ROWS, ROUNDS, POINTS = 100, 60, 1000  # with many clients
+NO_CLUSTERS, ONE_CLUSTER = "the server of this algorithm does not cluster clients", "all clients share one cluster"
 
 
 def first_round(view: RunView) -> Figure:
@@ -126,15 +127,18 @@ def candidates(view: RunView) -> Figure:
     return Figure("candidates", title, caption, spec(data, 280, **layout))
 
 
+def grouped_rounds(view: RunView) -> list[int]:
+    """List the rounds in which the server's cluster of some client is known."""
+    return [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
+
+
 def assignments(view: RunView) -> Figure:
     """The server's cluster of each client by round, sorted by true cluster."""
     title = "Cluster assignments"
-    rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
-    if not rounds:
-        return Figure("assignments", title, why="the server of this algorithm does not cluster clients")
+    rounds = grouped_rounds(view)
     found = {item for at in rounds for item in listed(view.grouping[at], "assignment")}
-    if len(found - {None}) == 1:
-        return Figure("assignments", title, why="all clients share one cluster")
+    if len(found - {None}) < 2:
+        return Figure("assignments", title, why=ONE_CLUSTER if found else NO_CLUSTERS)
     true, groups, truth = view.true_clusters, group_colours(view), colour_indices(view)
     order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
     part = ""

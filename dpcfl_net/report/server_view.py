@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from dpcfl_net.report.cluster_figures import membership
+from dpcfl_net.report.cluster_figures import NO_CLUSTERS, ONE_CLUSTER, grouped_rounds, membership
 from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny
 from dpcfl_net.results.run_files import listed, mapping, whole
@@ -24,17 +24,13 @@ MOST_ABORTED = 5  # rounds whose reason the page shows
 def cluster_sizes(view: RunView) -> Figure:
     """Stacked bars of the clients in each of the server's clusters by round."""
     title = "Clients by cluster"
-    rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
+    rounds = grouped_rounds(view)
     every = max(1, -(-len(rounds) // BARS))
     rounds = rounds[::-1][::every][::-1]
     counts = {at: Counter(map(whole, listed(view.grouping[at], "assignment"))) for at in rounds}
     groups = sorted({group for count in counts.values() for group in count if group is not None})
     if len(groups) < 2:
-        return Figure(
-            "sizes",
-            title,
-            why="the server of this algorithm does not cluster clients" if not groups else "all clients share one cluster",
-        )
+        return Figure("sizes", title, why=ONE_CLUSTER if groups else NO_CLUSTERS)
     shades = group_colours(view)
     data = [
         {

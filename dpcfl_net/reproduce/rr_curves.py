@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, Comparison, NotTested, paired
 from dpcfl_net.reproduce.plots import lines
-from dpcfl_net.reproduce.rr_accuracy import FEDAVG, FEDCAM, FESEM, IFCA, MIDDLE, PAPER, Rows, System, axes_of
+from dpcfl_net.reproduce.rr_accuracy import FEDAVG, FEDCAM, FESEM, IFCA, MIDDLE, PAPER, Rows, System, axes_of, listed
 from dpcfl_net.reproduce.rr_moves import idle, moves_of
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
@@ -196,11 +196,6 @@ def series(rows: Rows, systems: Sequence[System], epsilon: float) -> dict[str, l
             (float(t), statistics.fmean(float(row["accuracy"]) for row in own if int(row["round"]) == t)) for t in rounds
         ]
     return {title: points for title, points in found.items() if points}
-
-
-def listed(compared: Sequence[Comparison]) -> str:
-    """Return the mean differences as text."""
-    return ", ".join(f"{statistics.fmean(one.values.values()):+.1f} points at {one.name}" for one in compared)
 
 
 def not_acting(rows: Rows) -> NotTested | None:

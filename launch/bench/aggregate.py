@@ -11,21 +11,19 @@ import numpy as np
 from dpcfl_net.federation.aggregation import ModelMeans, mean
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.sizes import CLIENTS, CNN, RESNET18
 from dpcfl_net.launch.bench.timing import interleave, timed
-
-CLIENTS = 21
-SMALL, LARGE = 28_938, 11_181_642
 
 
 def measure(options: Options) -> list[Figure]:
     """Measure the mean of 21 updates; the copy goes into memory that was written before."""
-    return [_case(p, options) for p in ((SMALL,) if options.quick else (SMALL, LARGE))]
+    return [_case(p, options) for p in ((CNN,) if options.quick else (CNN, RESNET18))]
 
 
 def _case(p: int, options: Options) -> Figure:
     updates = np.random.default_rng(0).standard_normal((CLIENTS, p), dtype=np.float32)
     copy, by_client = np.zeros_like(updates), dict(enumerate(updates))
-    calls = 50 if p == SMALL else 1
+    calls = 50 if p == CNN else 1
     ways: dict[str, Callable[[], Any]] = {
         OURS: partial(mean, by_client), "dpcfl, as they come": partial(_as_they_come, by_client),
         "memcpy": partial(np.copyto, copy, updates),

@@ -9,12 +9,12 @@ import psutil
 from dpcfl_net.launch.bench import runs
 from dpcfl_net.launch.bench.figures import OURS, Figure
 from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.sizes import MIB
 from dpcfl_net.launch.bench.timing import Sample
 
 COUNTS = {21: 40, 100: 20, 300: 12, 1000: 8}  # clients -> rounds
 WORKER_BYTES = 20 << 20
 GROUPED = 20  # clients per process where there is no memory for a process each
-MIB = 2**20
 
 
 def measure(options: Options) -> list[Figure]:

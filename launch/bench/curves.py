@@ -7,10 +7,11 @@ from functools import partial
 from dpcfl_net.launch.bench import runs
 from dpcfl_net.launch.bench.figures import OURS, Figure
 from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.sizes import CNN, RESNET18, WIDE
 from dpcfl_net.launch.bench.timing import Sample, interleave
 
 CLIENTS = 4
-PARAMETERS = {"cnn": (28_938, 60), "wide": (4_009_990, 10), "resnet18": (11_181_642, 6)}  # model -> size, rounds
+PARAMETERS = {"cnn": (CNN, 60), "wide": (WIDE, 10), "resnet18": (RESNET18, 6)}  # model -> size, rounds
 RECORDS = (25, 100, 400, 1000)
 ROUNDS = (40, 100, 300, 1000)
 LOCAL = {"epochs": 1, "batch_size": 25, "lr": 0.1, "clip": 1.0}

@@ -12,9 +12,9 @@ from dpcfl_net.experiment.tree_cost import SUM_BYTES
 from dpcfl_net.launch import new_run
 from dpcfl_net.launch.bench import noop_algorithm, runs
 from dpcfl_net.launch.bench.processes import dpcfl_with_memory
+from dpcfl_net.launch.bench.sizes import CNN, WIDE
 from dpcfl_net.transport.keys import AGGREGATOR
 
-SMALL, LARGE = 28_938, 4_009_990
 FEW, MANY = 2, 10
 AGGREGATORS = 2
 ROUNDS = 40
@@ -36,14 +36,14 @@ def measure() -> HostCosts:
     tree = runs.noop("cnn", MANY, ROUNDS, noop_algorithm.SUMMED, aggregators=AGGREGATORS)
     large_trees = [runs.noop("wide", clients, 6, noop_algorithm.SUMMED, aggregators=AGGREGATORS) for clients in (FEW, MANY)]
     (start_s, start_wall_s), launcher = _whole_run(trained)
-    size = 8 * (LARGE - SMALL)  # of a model and an update
+    size = 8 * (WIDE - CNN)  # of a model and an update
     between = MANY - FEW
     task_s = max(0.0, (many.round.cpu - few.round.cpu) / between)
     task_wall_s = max(0.0, (many.round.wall - few.round.wall) / between)
     byte_s = max(0.0, (large.round.cpu - few.round.cpu) / FEW / size)
     worker_s = max(0.0, (more.started - trained.started + many.started - few.started) / (2 * between))
-    by_parameter = max(0.0, (large.private["worker"] - few.private["worker"]) / (LARGE - SMALL))
-    alone, grouped = ((one.private[AGGREGATOR] - tree.private[AGGREGATOR]) / (LARGE - SMALL) for one in large_trees)
+    by_parameter = max(0.0, (large.private["worker"] - few.private["worker"]) / (WIDE - CNN))
+    alone, grouped = ((one.private[AGGREGATOR] - tree.private[AGGREGATOR]) / (WIDE - CNN) for one in large_trees)
     hop_s = byte_s * (tree.bytes_up + tree.bytes_down)
     workers = FEW * (large.private["worker"] - few.private["worker"])
     beyond = large.total - few.total - workers
@@ -60,7 +60,7 @@ def measure() -> HostCosts:
         run_bytes=max(0.0, trained.total + launcher - FEW * trained.private["worker"]),
         worker_bytes=trained.private["worker"],
         worker_parameter_bytes=by_parameter,
-        server_parameter_bytes=max(0.0, beyond / (LARGE - SMALL) - 4 * FEW),
+        server_parameter_bytes=max(0.0, beyond / (WIDE - CNN) - 4 * FEW),
         aggregator_s=max(0.0, (tree.started - many.started) / AGGREGATORS),
         aggregator_round_s=max(0.0, (tree.round.cpu - many.round.cpu - hop_s) / AGGREGATORS),
         aggregator_wall_s=max(0.0, tree.round.wall - many.round.wall),

@@ -12,11 +12,10 @@ import numpy as np
 from dpcfl_net.clustering import mixture
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.sizes import CLIENTS, CNN, MIB, RESNET18
 from dpcfl_net.launch.bench.timing import interleave, timed
 
-CLIENTS, CLUSTERS, MOST = 21, 4, 7
-SMALL, LARGE = 28_938, 11_181_642
-MIB = 2**20
+CLUSTERS, MOST = 4, 7
 
 
 def measure(options: Options) -> list[Figure]:
@@ -24,10 +23,10 @@ def measure(options: Options) -> list[Figure]:
     found = []
     for run in _search(_updates(100), options).values():
         run()  # imports
-    for p in (SMALL,) if options.quick else (SMALL, LARGE):
+    for p in (CNN,) if options.quick else (CNN, RESNET18):
         updates = _updates(p)
-        least = (15.0, 80.0) if p == LARGE else (None, None)
-        times = options.times(5) if p == SMALL else min(2, options.times(2))
+        least = (15.0, 80.0) if p == RESNET18 else (None, None)
+        times = options.times(5) if p == CNN else min(2, options.times(2))
         found += [
             _compare(f"one fit, p={p:,}", _fit, updates, options, times, least[0]),
             _compare(f"search over 2..{MOST}, p={p:,}", _search, updates, options, times, least[1]),

@@ -8,17 +8,17 @@ from dpcfl_net.launch.bench import runs
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.peers import process
+from dpcfl_net.launch.bench.sizes import CLIENTS, CNN, RESNET18
 from dpcfl_net.launch.bench.timing import Sample, interleave
 
-CLIENTS = 21
-CASES = (("cnn", 28_938, 60, 20.0), ("resnet18", 11_181_642, 3, 1.5))
+CASES = (("cnn", CNN, 60, 20.0), ("resnet18", RESNET18, 3, 1.5))
 UNENCRYPTED = {"transport": {"security": "none"}}
 
 
 def measure(options: Options) -> list[Figure]:
     """Measure rounds without encryption; beside them without flushes, with CURVE, and in one process, which never flushes."""
     if options.quick:
-        return [_case("cnn", 28_938, 40, 20.0, options, 3)]
+        return [_case("cnn", CNN, 40, 20.0, options, 3)]
     return [_case(*case, options, CLIENTS) for case in CASES]
 
 

@@ -11,10 +11,10 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.launch.bench import dpsgd_ways
 from dpcfl_net.launch.bench.figures import Figure, Target
 from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.sizes import MIB
 from dpcfl_net.launch.bench.timing import interleave, timed
 
 BATCH, STEPS = 64, 2
-MIB = 2**20
 
 
 def measure(options: Options) -> list[Figure]:

@@ -9,9 +9,10 @@ from dpcfl_net.launch.bench import runs
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.peers import process
+from dpcfl_net.launch.bench.sizes import CLIENTS, CNN
 from dpcfl_net.launch.bench.timing import Sample, interleave
 
-CLIENTS, RECORDS, ROUNDS = 21, 200, 10
+RECORDS, ROUNDS = 200, 10
 LOCAL = {"epochs": 1, "batch_size": 32, "lr": 0.01}
 SGD = {"name": "dp-fedavg", "sampling_rate": 1.0}
 CLIENT_LEVEL = {"epsilon": 5.0, "delta": 1e-4, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one"}
@@ -28,7 +29,7 @@ def measure(options: Options) -> list[Figure]:
         )
     ways["plain loop"] = partial(process.run, "plain_loop", clients, rounds)
     if options.uses("flower"):
-        ways["flower"] = partial(process.run, "flower", "train", 28_938, clients, rounds)
+        ways["flower"] = partial(process.run, "flower", "train", CNN, clients, rounds)
     if options.uses("pfl"):
         ways["pfl"] = partial(process.run, "apple_pfl", clients, rounds)
     targets = Target(round(1 / 0.7, 2), "flower"), Target(round(1 / 0.6, 2), "pfl")

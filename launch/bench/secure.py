@@ -16,12 +16,12 @@ from dpcfl_net.federation.secure.server_stages import ServerRound
 from dpcfl_net.federation.secure.terms import Settings, Terms
 from dpcfl_net.launch.bench.figures import OURS, Figure
 from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.sizes import CNN, RESNET18
 from dpcfl_net.launch.bench.timing import Sample, processor_seconds
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.secure_sum import SumCode
 
-CNN, RESNET = 28_938, 11_181_642
-CASES = [(20, CNN, 1), (20, CNN, 4), (100, CNN, 1), (100, CNN, 4), (1000, CNN, 1), (1000, CNN, 4), (20, RESNET, 1)]
+CASES = [(20, CNN, 1), (20, CNN, 4), (100, CNN, 1), (100, CNN, 4), (1000, CNN, 1), (1000, CNN, 4), (20, RESNET18, 1)]
 QUICK = [(5, 1_000, 2)]
 PLAIN = "plain"
 KIB = 1024

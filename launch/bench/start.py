@@ -17,10 +17,9 @@ from dpcfl_net.launch.bench import noop_algorithm, runs
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.processes import dpcfl
+from dpcfl_net.launch.bench.sizes import CLIENTS, MIB
 from dpcfl_net.launch.bench.timing import Sample, interleave, timed
 
-CLIENTS = 21
-MIB = 2**20
 IMPORTS = "import numpy, torch, zmq, msgpack"
 
 

@@ -11,6 +11,7 @@ from dpcfl_net.launch.bench.figures import OURS, Figure
 from dpcfl_net.launch.bench.noop_algorithm import SUMMED
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.runs import Cost
+from dpcfl_net.launch.bench.sizes import CNN, WIDE
 from dpcfl_net.launch.bench.timing import Sample, interleave
 from dpcfl_net.transport.keys import AGGREGATOR, COORDINATOR
 
@@ -28,8 +29,8 @@ class Case(NamedTuple):
     aggregators: tuple[int, ...] = (1, 2, 4)
 
 
-CASES = (Case("cnn", 28_938, 40, 20), Case("wide", 4_009_990, 12, 6))
-QUICK = Case("cnn", 28_938, 4, 40, (2,))
+CASES = (Case("cnn", CNN, 40, 20), Case("wide", WIDE, 12, 6))
+QUICK = Case("cnn", CNN, 4, 40, (2,))
 
 
 def measure(options: Options) -> list[Figure]:

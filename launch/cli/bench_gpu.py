@@ -21,6 +21,7 @@ from dpcfl_net.core.errors import ConfigError, DataMissing, RunFailed
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.bench.sizes import MIB
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.child import Child, start_of, stop, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE
@@ -31,7 +32,6 @@ from dpcfl_net.training.nvidia_smi import memory_by_process
 
 CLIP, NOISE, RATE, BATCH = 1.0, 1.0, 0.01, 32
 TIMEOUT_S, SAMPLE_S = 1800.0, 0.5
-MIB = 2**20
 OUTPUT = Path("/dev/stderr")
 
 

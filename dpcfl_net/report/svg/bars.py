@@ -46,7 +46,7 @@ def place_bars(traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], x
     """
     own = [(index, trace) for index, trace in enumerate(traces) if trace["type"] == "bar"]
     points = {index: list(_points(trace, x, y)) for index, trace in own}
-    apart = _apart([place for found in points.values() for _, place, _ in found])
+    apart = spacing([place for found in points.values() for _, place, _ in found])
     room, mode = apart * (1 - layout.get("bargap", GAP)), layout.get("barmode", "group")
     share = room / len(own) if mode == "group" and own else room
     totals: defaultdict[float, float] = defaultdict(float)
@@ -71,6 +71,7 @@ def _points(trace: Mapping[str, Any], x: Axis, y: Axis) -> list[tuple[int, float
     return [(i, place, value) for i, (place, value) in enumerate(pairs) if place is not None and value is not None]
 
 
-def _apart(places: Sequence[float]) -> float:
+def spacing(places: Sequence[float]) -> float:
+    """Return the least distance of two places; 1 for fewer than two."""
     found = sorted(set(places))
     return min((b - a for a, b in itertools.pairwise(found)), default=1.0)

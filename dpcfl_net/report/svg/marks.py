@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dpcfl_net.report.svg.axes import Axis
-from dpcfl_net.report.svg.bars import Bar
+from dpcfl_net.report.svg.bars import Bar, spacing
 from dpcfl_net.report.svg.text import element, words
 
 Trace = Mapping[str, Any]
@@ -158,12 +158,6 @@ def _shade(trace: Trace, value: float | None, edges: tuple[float, float]) -> tup
         if low <= share <= high and shade == other:
             return str(shade), 1.0
     return str(scale[-1][1]), round(0.06 + 0.94 * round(share * LEVELS) / LEVELS, 3)
-
-
-def spacing(places: Sequence[float]) -> float:
-    """Return the least distance of two places; 1 for fewer than two."""
-    found = sorted(set(places))
-    return min((b - a for a, b in itertools.pairwise(found)), default=1.0)
 
 
 def image(trace: Trace, x: Axis, y: Axis) -> list[str]:
