@@ -12,7 +12,6 @@ import yaml
 from api_runs import TINY
 from safetensors import safe_open
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
 
 import dpcfl_net as dpcfl
 from dpcfl_net.data.partition import open_client
@@ -40,6 +39,8 @@ def test_three_lines_of_torch_load_a_model_with_the_accuracy_that_was_reported(w
 
 
 def test_metadata_says_how_to_build_the_module_and_feed_it(with_epsilon):
+    from sklearn.datasets import load_digits  # here: each test process would import it at collection
+
     path = with_epsilon.models.path(0)
     with safe_open(path, "pt") as file:
         said = file.metadata()

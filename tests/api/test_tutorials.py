@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 from conftest import ROOT
 
@@ -23,6 +21,8 @@ MOST_BYTES, MOST_PICTURE = 100_000, 40_000
 
 
 def read(name: str) -> Any:
+    import nbformat  # here: each test process would import it at collection, in half a second
+
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
@@ -42,6 +42,8 @@ def text_of(notebook: Any) -> str:
 
 def execute(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Execute a notebook in an empty folder, with its event loop."""
+    import nbclient
+
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
     work = folder / "work"
@@ -66,6 +68,8 @@ EXPECTED = {  # outputs by which a tutorial shows its point
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
+    import nbformat
+
     notebook = execute(name, tmp_path, monkeypatch)
     text = text_of(notebook)
     assert [part for part in EXPECTED[name] if part not in text] == []
@@ -76,6 +80,8 @@ def test_a_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stored_tutorial_is_whole_and_small(name: str):
+    import nbformat
+
     notebook = read(name)
     nbformat.validate(notebook)
     assert notebook.metadata == METADATA, "no trace of the machine that executed it"
