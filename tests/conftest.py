@@ -140,7 +140,21 @@ def write_config(folder: Path, **changes) -> Path:
 
 
 # Commands that need no process of their own.
-HERE = ("account", "compare", "export", "inspect", "job", "keygen", "report", "run", "schema", "verify")
+HERE = (
+    "account",
+    "attack",
+    "clients",
+    "compare",
+    "export",
+    "inspect",
+    "job",
+    "keygen",
+    "report",
+    "reproduce",
+    "run",
+    "schema",
+    "verify",
+)
 
 
 def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
