@@ -141,20 +141,9 @@ def write_config(folder: Path, **changes) -> Path:
 
 # Commands that need no process of their own.
 HERE = (
-    "account",
-    "attack",
-    "clients",
-    "compare",
-    "export",
-    "inspect",
-    "job",
-    "keygen",
-    "report",
-    "reproduce",
-    "run",
-    "schema",
+    "account", "attack", "clients", "compare", "export", "inspect", "job", "keygen", "report", "reproduce", "run", "schema", "sweep",
     "verify",
-)
+)  # fmt: skip
 
 
 def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
