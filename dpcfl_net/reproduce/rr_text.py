@@ -63,5 +63,5 @@ def claims(rows: Rows, guarantees: Sequence[str]) -> list[Claim]:
     cause = Cause("roles do not form clusters that differ in the next character")
     for guarantee in guarantees:
         claimed += raised(guarantee, rows, SETTING, guarantee, (IFCA, REBALANCED), cause)
-        claimed += highest(guarantee, found, SETTING, guarantee, REBALANCED, ALL[:-1], cause)
+        claimed += highest(guarantee, found, SETTING, guarantee, REBALANCED, ALL[:-1])
     return claimed

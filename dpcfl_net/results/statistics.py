@@ -101,12 +101,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def seeds_needed(values: Sequence[float], margin: float) -> int | None:
-    """Estimate how many seeds decide a comparison by t at LEVEL, if mean and spread stay as measured.
+def seeds_needed(values: Sequence[float], margin: float, level: float = LEVEL) -> int | None:
+    """Estimate how many seeds decide a comparison by t, if mean and spread stay as measured.
 
     Args:
         values: Measured values, one per seed.
         margin: The margin.
+        level: Level of the interval.
 
     Returns:
         Number of seeds; None for fewer than two values, no spread, one not finite, or more than MOST_SEEDS.
@@ -117,4 +118,4 @@ def seeds_needed(values: Sequence[float], margin: float) -> int | None:
         return None
     distance = abs(statistics.fmean(values) - margin)
     counts = range(2, MOST_SEEDS + 1)
-    return next((n for n in counts if stats.t.ppf((1 + LEVEL) / 2, n - 1) * spread / math.sqrt(n) < distance), None)
+    return next((n for n in counts if stats.t.ppf((1 + level) / 2, n - 1) * spread / math.sqrt(n) < distance), None)
