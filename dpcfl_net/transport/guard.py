@@ -21,6 +21,8 @@ _SHORT, _SHORT_HEAD, _LONG_HEAD = 255, 2, 9  # longest short frame of ZMTP 3, an
 _PINGS = 64  # bytes per second of ZeroMQ's heartbeats, which the owner does not see; an honest peer sends 9
 _TCP_INFO = getattr(socket, "TCP_INFO", -1)  # -1: no such option, an OSError
 _COUNTED = struct.Struct("<128xQ")  # start of Linux's struct tcp_info, with tcpi_bytes_received
+_BEFORE_PROOF = 266  # bytes that a peer sends before it proves its key: greeting and HELLO of CURVE
+SPARE = 128  # connections without a message, besides one for each peer
 _FAILED = {
     int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "the connection ended during the handshake",
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "the handshake broke the protocol: another mechanism or a wrong server key",
@@ -94,15 +96,21 @@ class ConnectionGuard:
     and cuts it when the difference exceeds the limit: one system call per connection and period. Very short frames take more
     memory than their bytes: about 5 times under CURVE, 20 times without. Without TCP_INFO (not Linux) only handshakes are logged.
 
+    Connections of strangers stay open until the handshake's time limit: many of them would take all descriptors of the process, which
+    then cannot open its own files. So at most `most_silent` may be open that have sent no message; of more, one that has proved no
+    key is cut, the oldest first.
+
     Args:
         watched: The bound socket.
         unread_limit: Largest difference in bytes.
+        most_silent: Most connections without a message; None: no limit.
     """
 
-    def __init__(self, watched: zmq.Socket, unread_limit: int = UNREAD_LIMIT) -> None:
-        self._watched, self._limit = watched, unread_limit
+    def __init__(self, watched: zmq.Socket, unread_limit: int = UNREAD_LIMIT, most_silent: int | None = None) -> None:
+        self._watched, self._limit, self._most_silent = watched, unread_limit, most_silent
         self._monitor = watched.get_monitor_socket()
         self._connections: dict[int, Connection] = {}
+        self._silent: dict[int, Connection] = {}  # in the order of their begin
         self._failures: list[tuple[str, str]] = []
         self._thread = threading.Thread(target=self._run, name="connection-guard", daemon=True)
         self._thread.start()
@@ -117,6 +125,7 @@ class ConnectionGuard:
         connection = self._connections.get(fd)
         if connection is not None:
             connection.delivered += size
+            self._silent.pop(fd, None)
 
     def cut(self, fd: int) -> None:
         """Shut a connection down; the peer may connect again."""
@@ -161,13 +170,26 @@ class ConnectionGuard:
         if event == zmq.EVENT_ACCEPTED:
             self._forget(value)
             with contextlib.suppress(OSError):  # it has ended already
-                self._connections[value] = Connection(value)
+                self._connections[value] = self._silent[value] = Connection(value)
+                self._make_room()
         elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
             self._forget(value)
         elif event in _FAILED:
             self._log("handshake", _FAILED[event])
 
+    def _make_room(self) -> None:
+        """Cut a connection if too many have sent no message."""
+        if self._most_silent is None or len(self._silent) <= self._most_silent:
+            return
+        silent = list(self._silent.items())
+        strangers = (fd for fd, connection in silent if (connection.received() or 0) <= _BEFORE_PROOF)
+        fd = next(strangers, silent[0][0])
+        self._log("silent", f"cut one of more than {self._most_silent} connections that had sent no message")
+        if (connection := self._silent.pop(fd, None)) is not None:
+            connection.shut_down()
+
     def _forget(self, fd: int) -> None:
+        self._silent.pop(fd, None)
         connection = self._connections.pop(fd, None)
         if connection is not None:
             connection.forget()

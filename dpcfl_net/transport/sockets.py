@@ -17,7 +17,7 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.transport.dialed import DialedConnection
-from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard, bytes_on_the_wire
+from dpcfl_net.transport.guard import SPARE, UNREAD_LIMIT, ConnectionGuard, bytes_on_the_wire
 from dpcfl_net.transport.messages import MAX_FRAME, WireError, plain
 
 DOMAIN = "dpcfl"
@@ -215,7 +215,8 @@ class Listener:
         self._routed = kind == zmq.ROUTER
         self._allow = AllowList(allowed)
         self.socket = new_socket(self._context, kind, len(allowed))
-        self.guard = ConnectionGuard(self.socket, unread_limit)
+        most_silent = len(allowed) + SPARE if link.security == "curve" else None  # without CURVE only this machine connects
+        self.guard = ConnectionGuard(self.socket, unread_limit, most_silent)
         try:
             if link.keys is not None and link.security == "curve":
                 self._authenticator = _serve_curve(self.socket, link.keys, self._allow)

@@ -36,6 +36,7 @@ from wire_ends import (
     _nothing_is_left,  # noqa: F401 - fixtures
     _warm,  # noqa: F401
     deliver,
+    fds,
     make_client,
     make_server,
     pair,
@@ -49,6 +50,7 @@ from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
+from dpcfl_net.transport.guard import SPARE
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
@@ -299,6 +301,35 @@ def test_an_endless_message_of_a_coordinator_is_cut(security: str, monkeypatch: 
     assert 64 <= int(reason.removeprefix("cut a connection with ").split()[0]) < 256
     monkeypatch.setattr(DialedConnection, "flood", lambda self: None)
     assert [code for code, _ in failures_of(128)] == ["multipart"]  # all of it was kept until its end
+
+
+def is_open(stranger: socket.socket) -> bool:
+    """Return False if the other side has ended the connection."""
+    try:
+        while stranger.recv(4096, socket.MSG_DONTWAIT):  # its greeting
+            pass
+        return False
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_strangers_who_send_nothing_do_not_take_all_descriptors_of_a_server() -> None:
+    """A coordinator with 400 open connections of strangers could not open its checkpoints: the run failed."""
+    most = len(KEYS) + SPARE
+    with contextlib.ExitStack() as stack, make_server() as server, make_client(server.address, 0) as early:
+        ends = Ends(server, early).joined()
+        where = ("127.0.0.1", int(server.address.rpartition(":")[2]))
+        strangers = [stack.enter_context(socket.create_connection(where)) for _ in range(400)]
+        ends.until(lambda: sum(map(is_open, strangers)) <= most, 5)  # the time limit of a handshake is 10 seconds
+        assert fds("socket:") < 400 + most + 50  # the strangers' ends are in this process, too
+        assert ends.round(early, 0, 1, UPDATE).kind == "result"
+        with make_client(server.address, 1) as late:
+            both = Ends(server, early, late).joined()
+            assert both.round(late, 1, 1, UPDATE).kind == "result"
+            assert both.round(early, 0, 2, UPDATE).kind == "result"
+        assert server.failures["silent"] > 0
 
 
 def test_result_sent_again_after_a_lost_ack_is_delivered_once(server: ServerEndpoint) -> None:
