@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dpcfl_net.launch.cli.json_output import print_json
 from dpcfl_net.launch.cli.screen import print_table
+from dpcfl_net.launch.cli.steps import printable
 from dpcfl_net.report.sweep import write_comparison, write_sweep
 from dpcfl_net.results import compare
 from dpcfl_net.results.comparison import Comparison
@@ -27,7 +28,7 @@ def show(folder: Path) -> None:
     comparison = Comparison.of([folder], force=True)
     if comparison.marked:
         problems = compare.refusal(comparison.marked).problems
-        print("\n".join([*problems, f"compare them anyway: dpcfl compare {folder} --force"]))
+        print("\n".join(map(printable, [*problems, f"compare them anyway: dpcfl compare {folder} --force"])))
     else:
         _print(comparison)
     print(f"report: {write_sweep(folder)}")
@@ -106,5 +107,5 @@ def _print(comparison: Comparison) -> None:
     if (leads := comparison.leads) is not None:
         print_table(leads.without_empty_columns())
     promises, alerts = comparison.statements
-    print(f"Privacy: {'; '.join(promises)}")
-    print("".join(f"! {line}\n" for line in alerts), end="")
+    print(f"Privacy: {printable('; '.join(promises))}")
+    print("".join(f"! {printable(line)}\n" for line in alerts), end="")

@@ -19,6 +19,7 @@ from scipy import stats
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
+from dpcfl_net.launch.cli.compare import show
 from dpcfl_net.report import figures, pages
 from dpcfl_net.report.sweep import figures as sweep_figures
 from dpcfl_net.report.sweep import write_sweep
@@ -364,6 +365,19 @@ def test_a_sweeps_page_without_epsilons_draws_every_run(tmp_path):
     shown = drawn(write_sweep(write_sweep_folder(tmp_path, {"algorithm.name": ["global", "oracle"]}, runs)))
     points = [trace for trace in shown["accuracy_worst"]["data"] if len(trace["x"]) == 3]
     assert [trace["name"] for trace in points] == ["global", "oracle"]
+
+
+def test_words_of_a_run_reach_the_terminal_without_control_characters(tmp_path, capsys):
+    runs = [write_result(tmp_path / name) for name in ("ours", "theirs")]
+    path = runs[1] / "config.yaml"
+    path.write_text(path.read_text().replace("dataset: digits", 'dataset: "digits\\e[2J"'))
+    done = dpcfl("compare", *runs, "--force")
+    assert "data.dataset is digits" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    show(write_sweep_folder(tmp_path, {"seed": [0]}, runs))
+    said = capsys.readouterr().out
+    assert "data.dataset is digits" in said
+    assert "\x1b" not in said
 
 
 def test_a_sweeps_page_does_not_show_the_secret_of_seeded_noise(tmp_path):
