@@ -23,6 +23,7 @@ from dpcfl_net.data.readers import damaged
 
 TIMEOUT_S = 30.0  # without a byte
 CHUNK = 1 << 20
+MOST_BYTES = 2 << 30  # of one file; the largest has 560 MB, and a server may send without an end
 PIXELS = 3 * 32 * 32
 
 
@@ -261,4 +262,7 @@ def _transfer(url: str, path: Path) -> None:
         raise ValueError("must begin with http:// or https://")
     request = urllib.request.Request(url, headers={"User-Agent": "dpcfl"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, path.open("wb") as file:
-        shutil.copyfileobj(answer, file, CHUNK)
+        while part := answer.read(CHUNK):
+            file.write(part)
+            if file.tell() > MOST_BYTES:
+                raise OSError(f"more than {MOST_BYTES:,} bytes, the limit")

@@ -132,6 +132,16 @@ def test_an_interrupted_or_wrong_download_leaves_nothing(shop, monkeypatch, tmp_
     assert left(root) == ["MNIST/raw/train-images-idx3-ubyte.gz"]
 
 
+def test_a_server_that_sends_without_an_end_does_not_fill_the_disk(shop, monkeypatch, tmp_path):
+    _, files = mnist_files()
+    offer(shop, monkeypatch, "mnist", files)
+    monkeypatch.setattr(download, "MOST_BYTES", 1000, raising=False)
+    monkeypatch.setattr(download, "CHUNK", 100)
+    with pytest.raises(ConfigError, match="more than 1,000 bytes, the limit"):
+        fetch("mnist", tmp_path / "data")
+    assert left(tmp_path / "data") == []
+
+
 def test_without_a_network_or_a_file_the_message_says_what_to_do(shop, tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}"
