@@ -460,6 +460,42 @@ def test_a_slot_with_the_key_of_a_debit_that_was_cut_before_is_taken_for_a_cut_o
         assert (truncated.round, ledger.spent("job"), keys_in(folder)) == (5, {"train": 3}, [])
 
 
+@pytest.mark.parametrize("left", [bytes(48), bytes(1) + 47 * b"k"])
+def test_a_slot_whose_key_alone_is_missing_is_taken_for_a_cut_one(folder, left):
+    """In the place of the key are the zeros of an erased one, or another key that begins with a zero: the ledger was refused as edited."""
+    journal, lines, slot = (folder / "journal").read_bytes(), lines_of(folder), slot_start(4)
+    with open_ledger(folder) as ledger:
+        debit(ledger, 4)
+    content = bytearray((folder / "journal").read_bytes()[slot:])
+    content[KEY_AT:LINE_AT] = left.ljust(LINE_AT - KEY_AT, b"\0")
+    (folder / "journal").write_bytes(journal[:slot] + content)
+    write_lines(folder, lines)
+    assert len(read_ledger(folder)) == 4
+    for _ in range(2):
+        with open_ledger(folder) as ledger:
+            (truncated,) = ledger.truncated("job")
+            assert (truncated.round, ledger.spent("job"), keys_in(folder)) == (4, {"train": 3}, [])
+    with open_ledger(folder) as ledger:
+        ledger.charge_truncated(truncated, ["train"], [STEP])
+        debit(ledger, 5)
+    assert [entry.type for entry in read_ledger(folder)] == ["header", *["debit"] * 3, "torn", "closed", "debit"]
+
+
+def test_an_answered_debit_without_its_result_is_refused_although_its_line_is_in_the_journal_alone(folder):
+    """Its line counted: the file has it, or its result is there."""
+    lines, ledger = lines_of(folder), open_ledger(folder)
+    ledger.store(debit(ledger, 4).sequence, Stored("release", b"bytes 4"))
+    killed(ledger)
+    whole = lines_of(folder)
+    write_lines(folder, lines)
+    with open_ledger(folder) as ledger:
+        assert ledger.lookup("job-4") == Stored("release", b"bytes 4")
+    assert lines_of(folder) == whole
+    next(path for path in (folder / "releases").glob("*.answer") if b"bytes 4" in path.read_bytes()).unlink()
+    with pytest.raises(LedgerError, match="the result of entry 4 is missing"):
+        open_ledger(folder)
+
+
 @pytest.mark.parametrize("cut", [0, 1, 60])
 def test_a_debit_that_hardly_began_costs_nothing(folder, cut):
     tear(folder, cut=cut)

@@ -17,9 +17,10 @@ from dpcfl_net.privacy.ledger.entries import (
     split_lines,
     verify_lines,
 )
-from dpcfl_net.privacy.ledger.journal import JOURNAL, Image, read_journal
+from dpcfl_net.privacy.ledger.journal import JOURNAL, Image, read_journal, without_newest
+from dpcfl_net.privacy.ledger.release_store import stored
 
-LINES, COUNTER = "ledger.jsonl", "counter"
+LINES, COUNTER, RELEASES = "ledger.jsonl", "counter", "releases"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def read_chain(folder: Path) -> Chain:
         # A crash of the machine may leave the length of a file without its last bytes, which then read as zeros.
         written = written.partition(b"\0")[0]
     lines, tail = split_lines(written)
+    if image is not None and _lacks_its_key(image, len(lines)) and image.newest not in stored(folder / RELEASES):
+        image = without_newest(image)
     missing = [] if image is None else _missing(lines, tail, image, str(path))
     entries = verify_lines([*lines, *missing], str(path))
     if image is None:
@@ -116,6 +119,16 @@ def last_counted(folder: Path) -> bytes | None:
     """
     image = read_journal(Path(folder) / JOURNAL)
     return None if image is None else counter_line(image.newest, digest(image.slots[image.newest].line))
+
+
+def _lacks_its_key(image: Image, lines: int) -> bool:
+    """Return True if the newest slot is a debit without its key, and ledger.jsonl lacks its line.
+
+    A device may write the sectors of a page in any order: in a crash all of a slot but its key, in whose place are the zeros of an erased
+    key. The key of a debit that counted is erased after its line was written and its answer stored.
+    """
+    slot = image.slots[image.newest]
+    return slot.note["type"] == "debit" and slot.key is None and not slot.answered and lines <= image.newest
 
 
 def _missing(lines: Sequence[bytes], tail: bytes, image: Image, where: str) -> list[bytes]:

@@ -86,6 +86,14 @@ def read_journal(path: Path) -> Image | None:
     return _parse(content, str(path))
 
 
+def without_newest(image: Image) -> Image:
+    """Return the image of a journal whose newest slot was cut in a crash."""
+    newest = image.newest
+    slots = {number: slot for number, slot in image.slots.items() if number != newest}
+    half_erased = [number for number in image.half_erased if number != newest]
+    return replace(image, slots=slots, begun=image.slots[newest].note, half_erased=half_erased)
+
+
 class Journal:
     """The journal of an open ledger.
 

@@ -46,13 +46,11 @@ from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.files import naming
 from dpcfl_net.core.locks import try_lock
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.ledger.chain import LINES, Chain, read_chain
+from dpcfl_net.privacy.ledger.chain import LINES, RELEASES, Chain, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest
 from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal
 from dpcfl_net.privacy.ledger.release_store import ReleaseStore, Stored, recent_rounds, seal_state
-
-RELEASES = "releases"
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,12 @@ def answers(folder: Path, entries: Sequence[Entry]) -> dict[int, str]:
     return found
 
 
+def stored(folder: Path) -> set[int]:
+    """Return the numbers of the debits whose results a folder holds, damaged files left out."""
+    headers = (_read_first_line(path) for path in folder.glob("*.answer"))
+    return {header["sequence"] for header in headers if header is not None}
+
+
 def digest_of_release(rows: list[list[Any]], blake3: str) -> str:
     """Compute `Stored.digest` of a release from the header of its message.
 
