@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,16 @@ def test_the_oldest_of_too_many_connections_is_reset(tmp_path: Path) -> None:
                 end.recv(1)
         for end in ends:
             end.close()
+
+
+def test_connections_of_strangers_do_not_end_that_of_the_client(tmp_path: Path) -> None:
+    """Anyone who reached the port of a relay could cut a client off with 16 connections that send nothing."""
+    with Server(echo) as server, RelayProcess(tmp_path, server.address, [Link()]) as relay, ExitStack() as stack:
+        client = stack.enter_context(relay.connect())
+        for number in range(MOST_CONNECTIONS + 3):
+            client.sendall(bytes([number]))
+            assert client.recv(1) == bytes([number])
+            stack.enter_context(relay.connect())
 
 
 def test_resets_are_seen_by_both_ends_and_counted(tmp_path: Path) -> None:

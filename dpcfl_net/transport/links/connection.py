@@ -58,14 +58,18 @@ class Port:
 
 
 class Connection:
-    """A client's connection and the one to the server that it is relayed to."""
+    """A client's connection and the one to the server that it is relayed to.
+
+    Attributes:
+        carried: Bytes passed on to the server.
+    """
 
     def __init__(self, accepted: socket.socket, port: Port, upstream: tuple[int, tuple], now_s: Callable[[], float]) -> None:
         self._port, self._upstream, self._now_s = port, upstream, now_s
         self._loop = asyncio.get_running_loop()
         self._client, self._server = accepted, socket.socket(upstream[0], socket.SOCK_STREAM)
         self._pipes: list[Pipe] = []
-        self._open_ends = 2
+        self._open_ends, self.carried = 2, 0
         for end, bottleneck in ((self._client, port.up), (self._server, port.down)):
             _prepare(end, bottleneck.kernel_buffer)
         link = port.schedule.link_at(now_s())
@@ -102,9 +106,13 @@ class Connection:
             return
         port, totals = self._port, self._port.totals
         self._pipes = [
-            Pipe(self._client, self._server, port.up, self._now_s, lambda size: totals.add("bytes_up", size), self._ended),
+            Pipe(self._client, self._server, port.up, self._now_s, self._carry, self._ended),
             Pipe(self._server, self._client, port.down, self._now_s, lambda size: totals.add("bytes_down", size), self._ended),
         ]
+
+    def _carry(self, size: int) -> None:
+        self.carried += size
+        self._port.totals.bytes_up += size
 
     def _failed(self, error: OSError) -> None:
         self._port.totals.failures += 1

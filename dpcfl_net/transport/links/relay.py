@@ -157,7 +157,8 @@ class Relay:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         if len(port.connections) >= MOST_CONNECTIONS:
-            next(iter(port.connections)).reset()  # the oldest
+            # Of those that carried least the oldest: connections of strangers must not end that of the client.
+            min(port.connections, key=lambda connection: connection.carried).reset()
         port.totals.connections += 1
         port.connections[Connection(accepted, port, self._upstream, self.now_s)] = None
 
