@@ -219,7 +219,7 @@ def test_records_of_too_many_values_are_refused(job):
         feddp_kmeans.FedDPKMeans(job[0].protocol.model_copy(update={"model": wide}))
 
 
-def test_bad_settings_are_refused(tmp_path):
+def test_bad_settings_are_refused():
     for changes, words in (
         ({"rounds": 4}, r"rounds is 4: must be at least 5, the first 4 are of k-means"),
         (

@@ -928,7 +928,7 @@ def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_p
         dpcfl.run(claims(name), tmp_path / "runs", federation, progress=False)
 
 
-def test_a_run_works_in_the_folder_that_its_caller_is_in_by_then(module, tmp_path, monkeypatch):
+def test_a_run_works_in_the_folder_that_its_caller_is_in_by_then(module, tmp_path):
     """A notebook's later runs share the parent process of its first, which may have been started elsewhere."""
     parents.close()
     with contextlib.chdir(ROOT):
@@ -963,7 +963,7 @@ def test_a_run_works_in_a_folder_that_its_user_may_not_enter(tmp_path):
     assert_nothing_left(tmp_path / "runs")
 
 
-def test_a_step_that_charges_nothing_is_no_step(module, tmp_path):
+def test_a_step_that_charges_nothing_is_no_step(module):
     """Its raw mean of all updates was published, with an empty ledger and the target epsilon in the statement."""
     free = """
 class Free(DPFedAvg):

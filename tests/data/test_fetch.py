@@ -142,7 +142,7 @@ def test_a_server_that_sends_without_an_end_does_not_fill_the_disk(shop, monkeyp
     assert left(tmp_path / "data") == []
 
 
-def test_without_a_network_or_a_file_the_message_says_what_to_do(shop, tmp_path, monkeypatch):
+def test_without_a_network_or_a_file_the_message_says_what_to_do(shop, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}"
     for mirror, words in ((closed, "refused"), (shop.address, "404"), ("ftp://x", "must begin with http")):
@@ -230,7 +230,7 @@ def test_every_public_image_set_can_be_fetched_and_no_other():
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_real_files_have_the_checksums(shop, name, tmp_path):
+def test_real_files_have_the_checksums(shop, name):
     folder = datasets._root(None) / {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}[name] / "raw"
     if not folder.is_dir():
         pytest.skip(f"{name} is not in {folder}")

@@ -168,7 +168,7 @@ class Recorded:
         pass
 
 
-def test_the_counters_are_those_at_the_time_of_each_connection(tmp_path, ledger, copy):
+def test_the_counters_are_those_at_the_time_of_each_connection(ledger, copy):
     connections = []
 
     def connect():

@@ -141,7 +141,7 @@ def test_head_is_get_without_body(reader: Client) -> None:
             assert head.headers[name] == got.headers[name]
 
 
-def test_policy_allows_only_the_pages_own_scripts(reader: Client, runs: Path) -> None:
+def test_policy_allows_only_the_pages_own_scripts(reader: Client) -> None:
     got = reader.get(f"/run/{reader.id('alpha')}")
     policy = got.headers["Content-Security-Policy"]
     assert len(got.nonces) == 1

@@ -212,7 +212,7 @@ def test_what_is_done_is_skipped_by_every_sweep_of_the_same_folder(swept):
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_in_the_middle_of_a_run(swept, tmp_path):
+def test_a_killed_sweep_goes_on_in_the_middle_of_a_run(tmp_path):
     """SIGKILL, which nobody can prepare for: the run it was in is gone on with, not begun anew."""
     path = tiny(tmp_path / "c", rounds=12, seed=5)
     command = ["sweep", str(path), "algorithm.name=global", "--out", str(tmp_path / "out")]

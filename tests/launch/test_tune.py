@@ -461,7 +461,7 @@ def test_a_change_that_the_section_of_one_algorithm_outweighs_is_refused(tmp_pat
         Study.of(SMALL, ["local.lr=0.1"], NAMES, {"local.clip": ["1", "2"]}, TuneOptions(), tmp_path)
 
 
-def test_a_dry_run_lists_the_trials(tmp_path, capsys):
+def test_a_dry_run_lists_the_trials(capsys):
     listed = call(
         capsys, "tune", "quickstart", "--algorithms", "global,local", "--grid", "local.lr=.1,.5", "--seeds", "0:3", "--dry-run"
     )

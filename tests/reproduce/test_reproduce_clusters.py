@@ -135,7 +135,7 @@ def test_table_1_runs_every_pair_that_can_be_promised(tmp_path):
     assert len(ALL) * len(GUARANTEES) == 24
 
 
-def test_table_1_is_judged_again_from_its_lines(tmp_path):
+def test_table_1_is_judged_again_from_its_lines():
     """The committed lines, read as text: several lines of one seed count as their mean."""
     with (ROOT / "docs" / "measured" / "rr_table1_laptop.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -335,7 +335,7 @@ def test_no_signature_makes_a_residual_of_raw_updates_valid(tmp_path):
         Protocol.model_validate(document)
 
 
-def test_the_short_and_the_long_form_are_one_setting(tmp_path):
+def test_the_short_and_the_long_form_are_one_setting():
     short, long = (
         config.resolve({**SMALL, "communication": {"up": up}}) for up in ("topk:0.1", {"form": "top-k", "fraction": 0.1})
     )

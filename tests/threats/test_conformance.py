@@ -136,7 +136,7 @@ def test_accounting_of_fixed_batches_needs_the_proof_for_fixed_batches():
     assert [checks[2].verdict for checks in (poisson, fixed)] == ["fail", "pass"]
 
 
-def test_the_audit_covers_replacement(tmp_path):
+def test_the_audit_covers_replacement():
     found = report_of("sound", adjacency="replace-one", epsilon=7.92).checks[4]
     assert found.verdict == "pass"
     zero_out = report_of("sound").checks[4]

@@ -146,7 +146,7 @@ def test_real_workers_hold_at_every_step_and_the_careless_one_does_not(played):
         assert [played.outcomes[step, client]["round"] for step in PLAYED if STEPS[step].pays] == [1, 3, 4, 5]
 
 
-def test_a_script_is_checked_before_it_is_played(played):
+def test_a_script_is_checked_before_it_is_played():
     with pytest.raises(ConfigError, match=r"unknown step 'gift'.*honest, again"):
         chosen("honest,gift", SCRIPT)
     assert chosen("all", SCRIPT) == list(SCRIPT)

@@ -26,7 +26,7 @@ def on_device(monkeypatch):
     monkeypatch.setattr(devices, "strict_arithmetic", lambda: None)
 
 
-def test_without_noise_the_steps_are_those_of_the_cpu(monkeypatch, request):
+def test_without_noise_the_steps_are_those_of_the_cpu(request):
     data, theta, slot = Images(60), start(), DPSGDSlot("train", 0.2, 4)
     proximal = 0.3, np.zeros_like(theta)
     here, event = small().train(theta, data, slot, 1e-9, KEY, proximal)

@@ -119,7 +119,7 @@ def test_it_is_refused_with_the_reason_and_nothing_else_is_said(name: str, capfd
     assert (said.out, said.err, remarks) == ("", "", [])
 
 
-@pytest.mark.parametrize("name", [name for name, case in ATTACKS.items() if "gradient" not in name])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if "gradient" not in name])
 def test_what_mixes_records_is_not_evaluated_either(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         model_check.check(built(ATTACKS[name]), ATTACKS[name].shape, CLASSES, by_record=False)
