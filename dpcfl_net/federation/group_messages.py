@@ -145,11 +145,10 @@ class GroupMessages:
             found |= {ROW: TensorTemplate("i8", each), WEIGHT: TensorTemplate("f8", each), ROWS: TensorTemplate("i8")}
         return found
 
-    def check_task(self, group: range, task: str, tensors: Arrays) -> None:
+    def check_task(self, task: str, tensors: Arrays) -> None:
         """Refuse a group's task that names a row that it does not hold.
 
         Args:
-            group: Client ids of the group.
             task: Name of the task.
             tensors: Its tensors, which fit their template.
         """

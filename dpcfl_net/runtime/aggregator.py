@@ -66,7 +66,7 @@ def run_aggregator(spec: AggregatorSpec) -> None:
             Link.of(protocol, pair, protocol.coordinator_key),
             client=spec.number,
             task_template=lambda task: messages.task_template(entry.clients, task),
-            check=lambda task, tensors: messages.check_task(entry.clients, task, tensors),
+            check=messages.check_task,
             on_failure=lambda failure: _log.warning("refused a message: %s %s", failure.get("code"), failure.get("reason", "")),
             times=ClientTimes(orphan_timeout_s=spec.orphan_timeout_s),
         )

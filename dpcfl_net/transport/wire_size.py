@@ -30,11 +30,6 @@ class MessageBytes:
     logged: int
     parts: tuple[int, ...]
 
-    @property
-    def wire(self) -> int:
-        """Bytes in the stream of TCP."""
-        return sum(self.parts)
-
 
 def frame_bytes(size: int, security: Security = "curve") -> int:
     """Compute the bytes of one frame in the stream of TCP.

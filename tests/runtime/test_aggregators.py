@@ -184,7 +184,7 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
     name = "train" + wire.SUMMED
     good = wire.group_task(group, tasks, wire.Summing({2: 0, 4: 1}, {}, 2))
     match_template([(key, _code(a), a.shape, a.nbytes) for key, a in good.items()], messages.task_template(group, name))
-    messages.check_task(group, name, good)
+    messages.check_task(name, good)
     assert wire.client_tasks(group, messages.steps["train"], good).keys() == {2, 4}
     one = np.ones(3, np.int64)
     for bad in (
@@ -195,7 +195,7 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
         {wire.ROWS: np.int64(9)},
     ):
         with pytest.raises(Refused):
-            messages.check_task(group, name, good | bad)
+            messages.check_task(name, good | bad)
     answer = {wire.STATUS: one, wire.ROW: np.array([0, -1, 1]), wire.TOTALS: np.zeros((2, p))}
     messages.check_answer(1, name, answer)
     for bad in ({wire.STATUS: one[:2]}, {wire.STATUS: 4 * one}, {wire.ROW: 2 * one}, {wire.ROW: one[:2]}):
