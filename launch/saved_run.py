@@ -54,13 +54,13 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
             one that an earlier version started and did not finish.
         Refused: If its job is not signed.
     """
-    if not RunFolder(folder).config.is_file():
-        raise ConfigError(f"{folder} is not a run folder: it holds no config.yaml")
+    files = RunFolder(folder)
+    files.require(files.config)
     try:
-        config = configuration.load(RunFolder(folder).config)
+        config = configuration.load(files.config)
     except ConfigError as error:
-        raise ConfigError([f"{RunFolder(folder).config}: {problem}" for problem in error.problems]) from None
-    if not remote and RunFolder(folder).placement.exists():
+        raise ConfigError([f"{files.config}: {problem}" for problem in error.problems]) from None
+    if not remote and files.placement.exists():
         raise ConfigError(f"the workers of {folder} are on other hosts: resume with dpcfl launch --resume {folder} --on ...")
     job = summary.read_run_job(folder)
     try:

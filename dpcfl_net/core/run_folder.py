@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpcfl_net.core.errors import ConfigError
+
 PROTOCOL, ROSTER, EXPERIMENT, OPERATOR_KEY = "protocol.json", "roster.jsonl", "experiment.json", "operator.pub"
 CONFIG, RUN, PLACEMENT, LOCK, PREPARING = "config.yaml", "run.json", "placement.json", ".lock", ".preparing"
 METRICS, CLUSTERS, MESSAGES, SPANS, WARNINGS = (
@@ -66,6 +68,11 @@ class RunFolder:
         self.keys, self.ledgers, self.checkpoints = self.path / KEYS, self.path / LEDGERS, self.path / CHECKPOINTS
         self.logs, self.addresses, self.attacks = self.path / LOGS, self.path / ADDRESSES, self.path / ATTACKS
         self.export, self.trace = self.path / EXPORT, self.path / TRACE
+
+    def require(self, file: Path) -> None:
+        """Raise ConfigError if a file that makes the folder a run folder is missing."""
+        if not file.is_file():
+            raise ConfigError(f"{self.path} is not a run folder: it holds no {file.name}")
 
     def ledger(self, owner: str) -> Path:
         """Return the ledger folder of a key owner, such as "client_3"."""

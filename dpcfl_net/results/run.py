@@ -144,8 +144,8 @@ class RunData:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        if not RunFolder(self.path).config.is_file():
-            raise ConfigError(f"{self.path} is not a run folder: it holds no config.yaml")
+        files = RunFolder(self.path)
+        files.require(files.config)
 
     @cached_property
     def config(self) -> Config:

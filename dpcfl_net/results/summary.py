@@ -49,8 +49,7 @@ def read_run_job(folder: Path) -> Job:
         Refused: If the job is malformed.
     """
     files = RunFolder(folder)
-    if not files.protocol.exists():
-        raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
+    files.require(files.protocol)
     protocol = read_protocol(files.protocol)
     return checked(Job(protocol, read_experiment(files.experiment, protocol)))
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import FORMAT
 from dpcfl_net.core.run_folder import RunFolder
@@ -59,8 +59,7 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
         ConfigError: If the folder is not a run folder or has no operator key.
     """
     files = RunFolder(folder)
-    if not files.protocol.exists():
-        raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
+    files.require(files.protocol)
     operator = operator_key or read_operator_key(files.operator_key)
     try:
         job = read_job(folder, operator)

@@ -68,8 +68,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         files = RunFolder(folder)
-        if not files.protocol.exists():
-            raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
+        files.require(files.protocol)
         self.folder = folder
         self.job: Job = read_job(folder, read_operator_key(files.operator_key))
         if self.job.experiment.audit is None:
