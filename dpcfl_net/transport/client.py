@@ -31,9 +31,19 @@ from dpcfl_net.transport.messages import (
     word,
 )
 from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
-from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join_curve, new_socket, receive, require_safe, send
+from dpcfl_net.transport.sockets import (
+    BATCH,
+    BYE_LINGER_MS,
+    Arrived,
+    Link,
+    dial,
+    join_curve,
+    new_socket,
+    receive,
+    require_safe,
+    send,
+)
 
-BATCH = 256  # messages read before queued messages are sent
 HELLO_S = 1.0
 MOST_RESULTS = 2  # without a receipt: that of the last task and one of a task before it, which may be late
 
@@ -339,8 +349,7 @@ class ClientEndpoint:
     def _handle(self, arrived: Arrived) -> None:
         header: Header | None = None
         try:
-            if arrived.malformed:
-                raise WireError("multipart", "a message is a header, or a header and one chunk")
+            arrived.require_frames()
             header = decode(arrived.header)
             if not self.welcomed:
                 self._answered_hello(header)
@@ -349,8 +358,7 @@ class ClientEndpoint:
             if header.boot != self._server_boot:
                 raise WireError("boot", "a message of another boot than the connection's WELCOME")
             self._channel.admit(header)
-            if (header.kind == "CHUNK") != (arrived.chunk is not None):
-                raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
+            arrived.require_frames_of(header.kind)
             self._heard = self._clock.now()
             self._act(header, arrived.chunk)
         except WireError as error:

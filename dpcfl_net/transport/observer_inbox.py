@@ -17,9 +17,8 @@ from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import CHUNK, VERSION, Header, WireError
 from dpcfl_net.transport.observer_notes import End, Models, Note, Personal, Span, decode_note, sender_name
 from dpcfl_net.transport.payload import Assembly
-from dpcfl_net.transport.sockets import Arrived, Link, Listener
+from dpcfl_net.transport.sockets import BATCH, Arrived, Link, Listener
 
-BATCH = 256
 AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
 KEPT_BOOTS = 4  # of a sender: what it sent before a crash may arrive after the first message of its next process
 
@@ -112,6 +111,7 @@ class ObserverInbox:
             try:
                 note, sender = self._checked(arrived)
                 name = sender_name(note.sender)
+                arrived.require_frames_of(note.kind)
                 heard = self._take(note, sender, arrived.chunk)
             except WireError as error:
                 self._message_log.failed(name, error)
@@ -126,8 +126,7 @@ class ObserverInbox:
         owner = self._by_key.get(arrived.user)
         if self._curve and owner is None:
             raise WireError("unknown-key", "a message without an authenticated key of the roster")
-        if arrived.malformed:
-            raise WireError("multipart", "a message is a header, or a header and one chunk")
+        arrived.require_frames()
         note = decode_note(arrived.header, lists_clients=owner == -1 or not self._curve)
         for name, expected in (("version", VERSION), ("run", self._run), ("job", self._job)):
             if getattr(note, name) != expected:
@@ -149,8 +148,6 @@ class ObserverInbox:
         return note, sender
 
     def _take(self, note: Note, sender: _Sender, chunk: memoryview | None) -> Models | Personal | list[Span] | End | None:
-        if (note.kind == "CHUNK") != (chunk is not None):
-            raise WireError("multipart", f"a {note.kind} with a wrong number of frames")
         if note.kind == "SPANS":
             return [Span(sender_name(note.sender), one.what, one.round, one.start, one.end) for one in note.spans]
         if (note.kind == "PERSONAL") != (note.sender >= 0):

@@ -205,13 +205,11 @@ class ServerEndpoint:
         try:
             if self._curve and client is None:
                 raise WireError("unknown-key", "a message without an authenticated key of the roster")
-            if arrived.malformed:
-                raise WireError("multipart", "a message is a header, or a header and one chunk")
+            arrived.require_frames()
             header = decode(arrived.header)
             self._log.crossed("up", _name(client), arrived.header, arrived.chunk)
             self._line.stamp.require_same(header)
-            if (header.kind == "CHUNK") != (arrived.chunk is not None):
-                raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
+            arrived.require_frames_of(header.kind)
             if header.kind == "HELLO":
                 joined = self._connections.hello(arrived.route, client, header)
                 if joined is not None:

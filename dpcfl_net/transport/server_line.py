@@ -15,10 +15,9 @@ from dpcfl_net.transport.faults import FaultInjector
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import Header, WireError, decode, encode
 from dpcfl_net.transport.peers import Peer
-from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, Listener, send
+from dpcfl_net.transport.sockets import BATCH, BYE_LINGER_MS, Arrived, Link, Listener, send
 
 Frame = bytes | memoryview
-BATCH = 256  # messages read before queued messages are sent
 
 
 class ServerLine:

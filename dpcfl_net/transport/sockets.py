@@ -24,6 +24,7 @@ DOMAIN = "dpcfl"
 HIGH_WATER = 32  # messages; four windows, so that flow control sets the pace and not the mark
 ZERO_COPY = 256 << 10  # bytes of a frame that is sent without a copy
 FRAMES = 2  # header and one chunk
+BATCH = 256  # messages read before queued messages are sent
 BYE_LINGER_MS = 5000
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|\[[^\s\[\]]+\]|[^\s:/\[\]*\x00]+):(?P<port>\*|[0-9]{1,5})")
 
@@ -297,6 +298,16 @@ class Arrived(NamedTuple):
     malformed: bool
     header: memoryview
     chunk: memoryview | None
+
+    def require_frames(self) -> None:
+        """Refuse a message of no frames or too many, before its header is read."""
+        if self.malformed:
+            raise WireError("multipart", "a message is a header, or a header and one chunk")
+
+    def require_frames_of(self, kind: str) -> None:
+        """Refuse a chunk without content, and content of a message that is no chunk."""
+        if (kind == "CHUNK") != (self.chunk is not None):
+            raise WireError("multipart", f"a {kind} with a wrong number of frames")
 
 
 def receive(
