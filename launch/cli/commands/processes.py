@@ -18,6 +18,15 @@ from dpcfl_net.launch.cli.commands.parameters import (
     seconds,
 )
 
+ProtocolFile = Annotated[Path, typer.Argument(metavar="PROTOCOL", help="protocol.json, the public part of a job")]
+JobFolder = Annotated[Path, typer.Argument(metavar="JOB", help="folder with both parts of the job")]
+OperatorKey = Annotated[Path, typer.Option(help="the operator's public key file")]
+ObserverAddress = Annotated[str | None, typer.Option(help="address of the observer")]
+DataRoot = Annotated[str | None, typer.Option(help="folder of the data sets")]
+RoundTimeout = Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")]
+JoinTimeout = Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")]
+OrphanTimeout = Annotated[float, typer.Option(callback=seconds, help="exit after this many seconds without a coordinator")]
+
 
 def keygen(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the keys")],
@@ -41,16 +50,16 @@ def keygen(
 
 
 def coordinator(
-    protocol: Annotated[Path, typer.Argument(metavar="PROTOCOL", help="protocol.json, the public part of a job")],
+    protocol: ProtocolFile,
     bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5700")],
     keys: Annotated[Path, typer.Option(help="folder with the coordinator's key pair")],
-    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
-    observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
+    operator_key: OperatorKey,
+    observer: ObserverAddress = None,
     out: Annotated[Path, typer.Option(help="run folder; resumes from its checkpoints")] = Path("run"),
     transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what to record of each message")] = "headers",
     quorum: Annotated[float, typer.Option(callback=above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
-    round_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")] = 600.0,
-    join_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")] = 120.0,
+    round_timeout: RoundTimeout = 600.0,
+    join_timeout: JoinTimeout = 120.0,
     pause: Annotated[
         float, typer.Option(min=0.0, max=1e6, help="seconds that a round below the quorum waits for clients to return")
     ] = 300.0,
@@ -73,18 +82,16 @@ def coordinator(
 
 
 def aggregator(
-    protocol: Annotated[Path, typer.Argument(metavar="PROTOCOL", help="protocol.json, the public part of a job")],
+    protocol: ProtocolFile,
     number: Annotated[int, typer.Option(min=0, max=999, help="number of this aggregator in the job, from 0")],
     bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5702")],
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder with this aggregator's key pair")],
-    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
+    operator_key: OperatorKey,
     out: Annotated[Path, typer.Option(help="run folder, for messages and warnings")] = Path("run"),
-    round_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")] = 600.0,
-    join_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")] = 120.0,
-    orphan_timeout: Annotated[
-        float, typer.Option(callback=seconds, help="exit after this many seconds without a coordinator")
-    ] = 60.0,
+    round_timeout: RoundTimeout = 600.0,
+    join_timeout: JoinTimeout = 120.0,
+    orphan_timeout: OrphanTimeout = 60.0,
     log_level: LogLevel = None,
 ) -> None:
     """Start an aggregator of a job on this host.
@@ -103,12 +110,12 @@ def aggregator(
 
 
 def worker(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="folder with both parts of the job")],
+    job: JobFolder,
     client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="id of this client in the job")],
     connect: Annotated[str, typer.Option(help="address of the coordinator, or of this client's aggregator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
-    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
-    observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
+    operator_key: OperatorKey,
+    observer: ObserverAddress = None,
     ledgers: Annotated[Path, typer.Option(help="folder of this client's ledger")] = Path("ledgers"),
     book: Annotated[
         Path | None, typer.Option(help="folder of the record book; jobs without ledger_scope dataset are then refused")
@@ -135,10 +142,8 @@ def worker(
             help="refuse jobs whose server receives raw updates (privacy.trust trusted-server) or releases without a guarantee",
         ),
     ] = False,
-    data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    orphan_timeout: Annotated[
-        float, typer.Option(callback=seconds, help="exit after this many seconds without a coordinator")
-    ] = 60.0,
+    data_root: DataRoot = None,
+    orphan_timeout: OrphanTimeout = 60.0,
     gpu: Annotated[str | None, typer.Option(help="UUID of the GPU (default: compute on the CPU)")] = None,
     turns: Annotated[
         Path | None, typer.Option(help="folder of a compute slot: workers that share it compute one at a time")
@@ -165,12 +170,12 @@ def worker(
 
 
 def observer(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="folder with both parts of the job")],
+    job: JobFolder,
     bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5701")],
     keys: Annotated[Path, typer.Option(help="folder with the observer's key pair")],
-    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
+    operator_key: OperatorKey,
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
-    data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    data_root: DataRoot = None,
     evaluate_every: Annotated[int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every N rounds and after the last")] = 1,
     log_level: LogLevel = None,
 ) -> None:
