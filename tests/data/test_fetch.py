@@ -135,7 +135,7 @@ def test_an_interrupted_or_wrong_download_leaves_nothing(shop, monkeypatch, tmp_
 def test_a_server_that_sends_without_an_end_does_not_fill_the_disk(shop, monkeypatch, tmp_path):
     _, files = mnist_files()
     offer(shop, monkeypatch, "mnist", files)
-    monkeypatch.setattr(download, "MOST_BYTES", 1000, raising=False)
+    monkeypatch.setattr(download, "MOST_BYTES", 1000)
     monkeypatch.setattr(download, "CHUNK", 100)
     with pytest.raises(ConfigError, match="more than 1,000 bytes, the limit"):
         fetch("mnist", tmp_path / "data")
