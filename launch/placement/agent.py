@@ -1,6 +1,6 @@
 """Agent: starts and watches workers on its host for a launcher on another host, until its standard input ends.
 
-    python -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
+    python -P -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
 
 It reads commands from standard input and writes reports to standard output (see `messages`). Keys and ledgers stay in
 DIR/NAME/NODE. A resumed client is refused without its keys, or without a line of its ledger that the launcher has copied: a new
