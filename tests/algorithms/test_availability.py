@@ -8,6 +8,7 @@ import math
 from collections import Counter
 
 import pytest
+import run_results
 from conftest import SMALL, only_run, write_config
 from simulate import simulate
 from test_algorithms import TINY, changes_of
@@ -18,7 +19,6 @@ from dpcfl_net.core.frozen import canonical
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.claim import claimed_events, verify_claim
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.privacy.accounting import accountant
@@ -26,7 +26,6 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.one_process import federation
 from dpcfl_net.transport.keys import client_key, make_keys
 
@@ -158,11 +157,11 @@ def test_processes_and_one_process_agree_on_a_schedule(tmp_path):
         code, *_ = runs.new_run(write_config(tmp_path / "c", **changes), [], tmp_path / "runs")
     assert code == 0, said.getvalue()
     folder = only_run(tmp_path / "runs")
-    job = read_job(folder, (folder / "operator.pub").read_text().strip())
+    job = run_results.job_of(folder)
     state = simulate(job, tmp_path / "one")
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found[1].models.tobytes() == state.models.tobytes()
-    assert found[1].assignment == state.assignment
+    _, found = run_results.last_state(folder)
+    assert found.models.tobytes() == state.models.tobytes()
+    assert found.assignment == state.assignment
     lines = [line for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line]
     assert {line["round"]: line["away"] for line in lines} == {
         1: [3], 2: [3], 3: [0, 3], 4: [0, 3], 5: [3], 6: [3], 7: [], 8: []

@@ -17,6 +17,7 @@ import yaml
 from conftest import ROOT, SMALL, charged_by_round, dpcfl, only_run, write_config
 from hypothesis import given
 from hypothesis import strategies as st
+from run_results import job_of, last_state
 from scipy import stats
 from simulate import simulate
 
@@ -25,7 +26,6 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import estimate
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.capabilities import client_steps
@@ -42,7 +42,6 @@ from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.reproduce.claims import Exact
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport.keys import make_keys
 
 NEVER = 1e-7  # the chance of a false alarm that a statistical test may have
@@ -504,13 +503,12 @@ def test_a_run_with_part_of_the_clients(tmp_path):
     done = dpcfl("run", write_config(tmp_path / "c", **changes), "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr + done.stdout
     folder = only_run(tmp_path / "runs")
-    job = read_job(folder, (folder / "operator.pub").read_text().strip())
+    job = job_of(folder)
     state = simulate(job, tmp_path / "one")
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    assert found[1].models.tobytes() == state.models.tobytes()
-    assert found[1].memory == state.memory
-    assert found[1].diagnostics == state.diagnostics
+    _, found = last_state(folder)
+    assert found.models.tobytes() == state.models.tobytes()
+    assert found.memory == state.memory
+    assert found.diagnostics == state.diagnostics
 
     lines = [line["diagnostics"] for line in runlog.read(folder / "clusters.jsonl") if line["view"] == "server"]
     assert len(lines) == ROUNDS

@@ -15,9 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
-from chaos_runs import ROUNDS, TINY, chaos, charges, faults, kinds, models, run
+from chaos_runs import ROUNDS, TINY, chaos, charges, faults, kinds, run
 from cli_cases import call
 from conftest import assert_nothing_left, dpcfl, only_run, write_config
+from run_results import last_models
 
 from dpcfl_net.core import runlog
 from dpcfl_net.launch.chaos import Chaos
@@ -52,7 +53,7 @@ def compare_with(undisturbed: Path, tmp_path: Path, settings: dict[str, Any]) ->
     """Run the same job with faults of every kind, and compare bits and charges."""
     plan = chaos(tmp_path, messages=[EVERYTHING], processes=[{"kill": "client 2", "at": {"round": 3, "step": "charged"}}])
     folder, printed = run(tmp_path, plan, settings)
-    assert models(folder) == models(undisturbed)
+    assert last_models(folder) == last_models(undisturbed)
     assert charges(folder) == charges(undisturbed)
     assert not faults(undisturbed)
     found = kinds(folder)
@@ -106,7 +107,7 @@ def test_killed_and_stopped_workers_come_back_at_every_step(tmp_path, tiny, step
     folder, _ = run(tmp_path, chaos(tmp_path, processes=plan), TINY)
     assert kinds(folder) == {"kill": 2, "stop": 1}
     assert len({span["who"] for span in faults(folder) if span["what"] == "fault kill"}) == 2
-    assert models(folder) == models(tiny)
+    assert last_models(folder) == last_models(tiny)
     assert charges(folder) == charges(tiny)
 
 
@@ -123,7 +124,7 @@ def test_other_processes_are_killed_by_name_and_the_run_ends_with_the_same_bits(
         again = dpcfl("run", "--resume", folder, "--chaos", plan)
         assert again.returncode == 0, again.stderr
     assert kinds(folder) == {"kill": 1}
-    assert models(folder) == models(tiny)
+    assert last_models(folder) == last_models(tiny)
     assert charges(folder) == charges(tiny)
 
 
@@ -135,7 +136,7 @@ def test_files_that_do_not_grow_end_the_run_with_a_reason_and_it_is_resumed(tmp_
     assert kinds(folder)["full"]
     again = dpcfl("run", "--resume", folder)
     assert again.returncode == 0, again.stderr
-    assert models(folder) == models(tiny)
+    assert last_models(folder) == last_models(tiny)
     assert charges(folder) == charges(tiny)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_runs import TINY, assert_charged_as_planned, chaos, charges, kinds, models, timed_run
+from chaos_runs import TINY, assert_charged_as_planned, chaos, charges, kinds, timed_run
+from run_results import last_models
 
 from dpcfl_net.core import runlog
 
@@ -46,7 +47,7 @@ def eight(tmp_path_factory) -> tuple[Path, float]:
 
 def assert_same(folder: Path, undisturbed: Path) -> None:
     """A disturbed run released and charged what the undisturbed one did, which is its plan."""
-    assert models(folder) == models(undisturbed)
+    assert last_models(folder) == last_models(undisturbed)
     assert charges(folder) == charges(undisturbed)
     assert_charged_as_planned(folder)
     warned = [line["text"] for line in runlog.read(folder / "warnings.jsonl")]

@@ -19,12 +19,9 @@ import engines
 import pytest
 import yaml
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
-from simulate import simulate
+from run_results import assert_bits_of_one_process, last_models
 
 from dpcfl_net.core import runlog
-from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.experiment.job_files import read_job
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport.transcript import messages, read
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,18 +60,6 @@ def hosts_file(path: Path, root: Path, *hosts: dict) -> Path:
     return path
 
 
-def final_models(folder: Path) -> bytes:
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return found[1].models.tobytes()
-
-
-def assert_bits_of_one_process(folder: Path, again: Path) -> None:
-    """The signed job of the folder, simulated in this process, has the models of its last checkpoint."""
-    alone = simulate(read_job(folder, read_operator_key(folder / "operator.pub")), again)
-    assert final_models(folder) == alone.models.tobytes()
-
-
 def outcome(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())
 
@@ -93,7 +78,7 @@ def assert_same_run(folder: Path, reference: Path) -> None:
     """Finished, with the reference's figures and its models, bit for bit."""
     assert outcome(folder)["state"] == "finished"
     assert outcome(folder)["final"] == outcome(reference)["final"]
-    assert final_models(folder) == final_models(reference)
+    assert last_models(folder) == last_models(reference)
 
 
 def assert_keys_are_there_alone(folder: Path, root: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from agent_reports import reports_of
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
-from simulate import simulate
+from run_results import assert_bits_of_one_process, job_of, server_lines, warnings_of
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -28,7 +28,6 @@ from dpcfl_net.core.job_reader import read_signed_protocol
 from dpcfl_net.core.run_folder import EXPERIMENT
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.host_aggregator import HostAggregator
@@ -232,27 +231,6 @@ class Started:
         output, _ = self.process.communicate(timeout=200)
         assert self.process.returncode == code, output
         return output
-
-
-def server_lines(folder: Path) -> list[dict]:
-    return [line for line in runlog.read(folder / "metrics.jsonl") if "answered" in line]
-
-
-def job_of(folder: Path):
-    return read_job(folder, read_operator_key(folder / "operator.pub"))
-
-
-def assert_bits_of_one_process(folder: Path, again: Path) -> None:
-    job, found = job_of(folder), Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    alone = simulate(job, again)
-    assert found[0] == job.protocol.rounds
-    assert found[1].assignment == alone.assignment
-    assert np.array_equal(found[1].models.view("u4"), alone.models.view("u4"))
-
-
-def warnings_of(folder: Path) -> list[str]:
-    return [line["text"] for line in runlog.read(folder / "warnings.jsonl")]
 
 
 def peers(coordinator: psutil.Process, folder: Path) -> int:

@@ -14,8 +14,9 @@ from statistics import median
 
 import psutil
 import pytest
-from chaos_runs import TINY, assert_charged_as_planned, chaos, charges, kinds, models, run
+from chaos_runs import TINY, assert_charged_as_planned, chaos, charges, kinds, run
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, only_run, write_config
+from run_results import last_models
 
 from dpcfl_net.core import runlog
 from dpcfl_net.launch.chaos import running_processes
@@ -111,6 +112,6 @@ def test_no_process_grows_in_a_long_run_under_faults(tmp_path):
                 problems.append(f"{title}: {of} grew from {before:g} to {after:g}")
         print(f"| {title} | {len(samples)} | {' | '.join(columns)} |")
     assert not problems
-    assert models(folder) == models(undisturbed)
+    assert last_models(folder) == last_models(undisturbed)
     assert charges(folder) == charges(undisturbed)
     assert_charged_as_planned(folder)

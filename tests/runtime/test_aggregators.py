@@ -13,22 +13,20 @@ import psutil
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
 from pydantic import ValidationError
+from run_results import assert_bits_of_one_process, job_of, last_state, server_lines
 from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
-from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.cost_estimate import estimate
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation import group_messages as wire
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans
 from dpcfl_net.federation.call_limits import NO_LAUNCHER, CallLimits
 from dpcfl_net.federation.tree import GroupCalls, TreeFederation
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport.messages import match_template
 
 SETTINGS = {
@@ -42,30 +40,6 @@ def settings(algorithm=None, *, runtime=None, **changes):
     return {**SETTINGS, "algorithm": algorithm or R_DPCFL, "runtime": {"aggregators": 2, **(runtime or {})}, **changes}
 
 
-def job_of(folder):
-    return read_job(folder, read_operator_key(folder / "operator.pub"))
-
-
-def last_state(folder):
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return found
-
-
-def server_lines(folder):
-    """The coordinator's line of each round."""
-    return [line for line in runlog.read(folder / "metrics.jsonl") if "answered" in line]
-
-
-def assert_same_bits(folder, again):
-    """The last state of a run, and that of the same job in one process."""
-    job, (t, state) = job_of(folder), last_state(folder)
-    alone = simulate(job, again)
-    assert t == job.protocol.rounds
-    assert state.assignment == alone.assignment
-    assert np.array_equal(state.models.view("u4"), alone.models.view("u4"))
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run of r-dpcfl: a round that passes updates on, rounds with choices, and rounds with sums."""
@@ -76,7 +50,7 @@ def finished(tmp_path_factory):
 
 
 def test_a_run_with_aggregators_has_the_bits_of_one_process(finished, tmp_path):
-    assert_same_bits(finished, tmp_path)
+    assert_bits_of_one_process(finished, tmp_path)
     assert not [check for check in verify_run(finished) if check.holds is False]
     assert_nothing_left(finished)
 
@@ -292,7 +266,7 @@ def test_a_killed_process_starts_again_and_changes_no_bit(tmp_path, title):
     assert run.returncode == 0, output
     folder = only_run(tmp_path / "runs")
     assert sum(title in line["text"] for line in runlog.read(folder / "warnings.jsonl")) >= 2
-    assert_same_bits(folder, tmp_path / "again")
+    assert_bits_of_one_process(folder, tmp_path / "again")
     assert_nothing_left(folder)
 
 
@@ -305,7 +279,7 @@ def test_a_run_without_restarts_can_be_resumed(tmp_path):
     assert run.returncode == 4, output
     folder = only_run(tmp_path / "runs")
     assert dpcfl("run", "--resume", folder).returncode == 0
-    assert_same_bits(folder, tmp_path / "again")
+    assert_bits_of_one_process(folder, tmp_path / "again")
 
 
 @pytest.mark.slow
@@ -367,7 +341,7 @@ def test_other_algorithms_and_forms_have_the_bits_of_one_process(tmp_path, algor
     changes = {"communication": {"down": "bfloat16", "up": up}, "runtime": {"aggregators": 3}}
     done = dpcfl("run", write_config(tmp_path / "c", **settings(algorithm, **changes)), "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_bits(only_run(tmp_path / "runs"), tmp_path / "again")
+    assert_bits_of_one_process(only_run(tmp_path / "runs"), tmp_path / "again")
 
 
 @pytest.mark.slow

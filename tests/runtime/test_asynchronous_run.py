@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, command_line, dpcfl, only_run, write_config
+from run_results import job_of
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.payload_hash import NOTHING
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.results.split_models import given, split_models
@@ -79,10 +79,6 @@ def killed_run(request, tmp_path_factory) -> Path:
     again = dpcfl("run", "--resume", folder)
     assert again.returncode == 0, again.stderr + again.stdout
     return folder
-
-
-def job_of(folder):
-    return read_job(folder, (folder / "operator.pub").read_text().strip())
 
 
 def test_it_ends_with_every_version_and_every_participation_charged_once(killed_run):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, write_config
+from run_results import last_models
 from test_asynchronous_run import job_of, process, wait_for_version
 
 from dpcfl_net.algorithms.one_model import PARTICIPATION
@@ -94,7 +95,7 @@ def test_the_same_order_in_one_process_gives_the_same_bits(killed_run, tmp_path)
         fed.next_outcome = lambda among=None: arrived(order[fed.round])
         state = drive(job.algorithm, fed, Checkpoints(tmp_path / "checkpoints"), lambda t, state: None)
     assert published(tmp_path) == order
-    assert state.models.tobytes() == Checkpoints(killed_run / "checkpoints").newest()[1].models.tobytes()
+    assert state.models.tobytes() == last_models(killed_run)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
 from pydantic import ValidationError
+from run_results import job_of, last_models
 from simulate import simulate
 
 from dpcfl_net.adversaries.malicious_steps import make
@@ -23,13 +24,11 @@ from dpcfl_net.core.types import Release, State, Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import estimate
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation import client_host
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.one_process import federation
 from dpcfl_net.transport import transcript
@@ -44,16 +43,6 @@ FORMS = {
     "feedback": {"up": FEEDBACK},
 }
 BYTES = {"int8": (2 * P, P + 4 * 6), "top-k": (2 * P, 8 * 305), "feedback": (4 * P, 8 * 305)}  # a model, an update
-
-
-def job_of(folder):
-    return read_job(folder, (folder / "operator.pub").read_text().strip())
-
-
-def last_models(folder) -> bytes:
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return found[1].models.tobytes()
 
 
 def made(folder, **changes):

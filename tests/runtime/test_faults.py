@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, write_config
 from journals import cut_debit
+from run_results import last_models
 
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -70,12 +71,6 @@ QUICK = {("metrics.jsonl", cut), ("checkpoints/round_00003/cluster_1.safetensors
 QUICK_NEEDED = {("ledgers/client_0000/ledger.jsonl", flip), ("ledgers/client_0000/journal", cut), ("config.yaml", cut)}
 
 
-def models(folder: Path) -> bytes:
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return bytes(found[1].models.tobytes())
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> tuple[Path, bytes]:
     """A run that was killed after round 3, its newest checkpoint that of round 3; and the models of an undisturbed one."""
@@ -98,7 +93,7 @@ def runs(tmp_path_factory) -> tuple[Path, bytes]:
     for t in (4, 5):  # it may have been a round further when it was killed
         shutil.rmtree(part / "checkpoints" / f"round_{t:05d}", ignore_errors=True)
     assert kept.rounds()[-1] == 3
-    return part, models(whole)
+    return part, last_models(whole)
 
 
 def damaged(runs, tmp_path: Path, name: str, damage) -> Path:
@@ -126,7 +121,7 @@ def test_a_run_goes_on_with_equal_bits(runs, tmp_path, name, damage):
     done = dpcfl("run", "--resume", folder)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "Traceback" not in done.stderr + done.stdout
-    assert models(folder) == runs[1]
+    assert last_models(folder) == runs[1]
     if name.startswith("checkpoints"):
         assert "round_00003 cannot be read" in (folder / "warnings.jsonl").read_text()
     assert json.loads((folder / "run.json").read_text())["state"] == "finished"
@@ -142,7 +137,7 @@ def test_what_cannot_go_on_says_why_and_changes_nothing(runs, tmp_path, name, sa
     words = done.stderr + done.stdout
     assert "Traceback" not in words, words
     if done.returncode == 0:  # a bit that is never read, or a cut that removes only the last record of a transcript
-        assert models(folder) == runs[1]
+        assert last_models(folder) == runs[1]
         return
     assert done.returncode in codes, words
     assert said in done.stderr, words

@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 from conftest import assert_nothing_left, at_a_terminal, dpcfl, only_run, processes_of, write_config
+from run_results import last_models
 
 from dpcfl_net.core import runlog
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport.links.netem import problems
 
 LATENCY_MS = 60
-
-
-def models(folder: Path) -> bytes:
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return bytes(found[1].models.tobytes())
 
 
 def server_lines(folder: Path) -> list[dict]:
@@ -32,7 +26,7 @@ def test_a_run_over_relayed_links_gives_the_same_bits_and_takes_the_time_of_its_
     assert done.returncode == 0, done.stderr + done.stdout
     folder = only_run(tmp_path / "runs")
     assert_nothing_left(folder)
-    assert models(folder) == models(finished_run)
+    assert last_models(folder) == last_models(finished_run)
     assert all(line["seconds"] >= 2 * LATENCY_MS / 1000 for line in server_lines(folder)[1:])
     totals = {line["client"]: line for line in runlog.read(folder / "links.jsonl")}
     assert sorted(totals) == [*range(8)]
@@ -53,7 +47,7 @@ def test_a_relay_that_dies_starts_again_on_its_ports(finished_run, tmp_path):
     relay.kill()
     output, _ = run.communicate(timeout=90)
     assert run.returncode == 0, output
-    assert models(folder) == models(finished_run)
+    assert last_models(folder) == last_models(finished_run)
     assert any("relay ended with code -9" in line["text"] for line in runlog.read(folder / "warnings.jsonl"))
     assert_nothing_left(folder)
 
@@ -67,7 +61,7 @@ def test_netem_runs_where_the_machine_allows_it_and_is_refused_before_anything_i
         assert [*(tmp_path / "runs").glob("*")] == []
     else:
         assert done.returncode == 0, done.stderr
-        assert models(only_run(tmp_path / "runs")) == models(finished_run)
+        assert last_models(only_run(tmp_path / "runs")) == last_models(finished_run)
 
 
 @pytest.mark.parametrize(

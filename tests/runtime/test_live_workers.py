@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import SMALL, assert_nothing_left, charged_by_round, command_line
+from run_results import job_of, last_models
 from simulate import simulate
 
 from dpcfl_net.core import runlog
@@ -21,7 +22,6 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import Task
 from dpcfl_net.data.partition import open_set, plan_slices
 from dpcfl_net.experiment import config
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, ClientPool
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import bench_live
@@ -29,7 +29,6 @@ from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.local import LocalLauncher
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
 
@@ -294,14 +293,6 @@ def run(folder, watching=None, **runtime):
     return folder, watching
 
 
-def job_of(folder):
-    return read_job(folder, (folder / "operator.pub").read_text().strip())
-
-
-def models(folder) -> bytes:
-    return Checkpoints(folder / "checkpoints").newest()[1].models.tobytes()
-
-
 def rounds_of(folder) -> list[dict]:
     return [line for line in runlog.read(folder / "metrics.jsonl") if "started" in line]
 
@@ -318,7 +309,11 @@ def all_connected(tmp_path_factory):
 def test_three_at_a_time_give_the_bits_of_all_connected_and_of_one_process(all_connected, tmp_path):
     folder, watching = run(tmp_path / "run", max_live_workers=3)
     assert watching.most == 3
-    assert models(folder) == models(all_connected) == simulate(job_of(all_connected), tmp_path / "simulated").models.tobytes()
+    assert (
+        last_models(folder)
+        == last_models(all_connected)
+        == simulate(job_of(all_connected), tmp_path / "simulated").models.tobytes()
+    )
     lines = rounds_of(folder)
     assert [line["started"] for line in lines] == [12, 9, 9, 9]  # who is here is asked first
     assert all(line["live"] <= 3 and line["answered"] == 12 for line in lines)
@@ -331,7 +326,7 @@ def test_three_at_a_time_give_the_bits_of_all_connected_and_of_one_process(all_c
 def test_a_killed_one_of_three_comes_back(all_connected, tmp_path):
     folder, watching = run(tmp_path / "run", Watching(lambda process: process.kill()), max_live_workers=3)
     assert watching.struck.startswith("client ")
-    assert models(folder) == models(all_connected)
+    assert last_models(folder) == last_models(all_connected)
     assert len(charged_by_round(folder, job_of(folder), int(watching.struck.split()[1]))) == 4
 
 
@@ -344,7 +339,7 @@ def test_clients_that_share_processes_give_the_same_bits(all_connected, tmp_path
     # Two for each of the process's four clients (with three places, the fourth may still be leaving when the next one
     # starts); in addition to main, watch, start commands, and ZeroMQ's two.
     assert watching.threads <= 2 * 4 + 5
-    assert models(folder) == models(all_connected)
+    assert last_models(folder) == last_models(all_connected)
     assert all(line["live"] <= most for line in rounds_of(folder))
 
 
@@ -381,7 +376,7 @@ def test_ctrl_c_between_start_commands_leaves_nothing_and_the_run_resumes(all_co
     document, failure = running.run_in(folder, config.load(folder / "config.yaml"), Watching())
     assert (document["state"], failure) == ("finished", None)
     assert_nothing_left(folder)
-    assert models(folder) == models(all_connected)
+    assert last_models(folder) == last_models(all_connected)
 
 
 def test_a_client_that_comes_back_answers_the_same_task_with_the_same_bytes(all_connected, tmp_path):

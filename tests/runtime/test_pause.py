@@ -11,14 +11,12 @@ import time
 import psutil
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from run_results import job_of, last_models
 from simulate import simulate
 
 from dpcfl_net.core import runlog
-from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch.cli.progress import ProgressTail
 from dpcfl_net.privacy.ledger.chain import read_ledger
-from dpcfl_net.runtime.checkpoint import Checkpoints
 
 ROUNDS = 8
 SETTINGS = {
@@ -81,9 +79,9 @@ def test_a_stopped_client_pauses_the_run_and_its_return_continues_it_with_the_sa
     began, ended = pauses(folder)
     assert (began["seconds"], ended["seconds"]) == (120, 0)
     assert [span["end"] > span["start"] for span in runlog.read(folder / "spans.jsonl") if span["what"] == "pause"] == [True]
-    job = read_job(folder, read_operator_key(folder / "operator.pub"))
+    job = job_of(folder)
     state = simulate(job, tmp_path / "undisturbed")
-    assert Checkpoints(folder / "checkpoints").newest()[1].models.tobytes() == state.models.tobytes()
+    assert last_models(folder) == state.models.tobytes()
     for client in range(3):
         rounds = [e.round for e in read_ledger(folder / f"ledgers/client_{client:04d}") if e.type == "debit"]
         assert rounds == [*range(1, ROUNDS + 1)]  # one charge for each round
@@ -114,9 +112,9 @@ def test_a_pause_ends_in_a_run_that_can_be_resumed(tmp_path, ended):
         assert "the quorum is 3" in said or "did not join" in said
     resumed = dpcfl("run", "--resume", folder)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    job = read_job(folder, read_operator_key(folder / "operator.pub"))
+    job = job_of(folder)
     state = simulate(job, tmp_path / "undisturbed")
-    assert Checkpoints(folder / "checkpoints").newest()[1].models.tobytes() == state.models.tobytes()
+    assert last_models(folder) == state.models.tobytes()
 
 
 @pytest.mark.slow

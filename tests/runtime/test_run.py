@@ -18,18 +18,17 @@ import psutil
 import pytest
 import yaml
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, charged_by_round, dpcfl, only_run, write_config
+from run_results import job_of, last_models
 from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import build, config
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.results import epsilon_spent
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.one_process import OPEN_FILES, OTHER_FILES
 
@@ -48,16 +47,6 @@ FILES = [
     "config.yaml", "protocol.json", "roster.jsonl", "experiment.json", "run.json", "metrics.jsonl", "clusters.jsonl", "messages.jsonl", "spans.jsonl",
     "first_round.npz", "transcript.msgpack", "report.html", "checkpoints", "ledgers", "logs",
 ]  # fmt: skip
-
-
-def job_of(folder):
-    return read_job(folder, (folder / "operator.pub").read_text().strip())
-
-
-def last_models(folder) -> np.ndarray:
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return found[1].models
 
 
 def test_run_folder_holds_every_file_and_run_json_exactly_its_keys(finished_run):
@@ -134,7 +123,7 @@ def test_clusters_are_recovered_and_the_roster_order_says_nothing(finished_run):
 
 def test_one_process_gives_the_same_bits_as_ten(finished_run, tmp_path):
     state = simulate(job_of(finished_run), tmp_path)
-    assert state.models.tobytes() == last_models(finished_run).tobytes()
+    assert state.models.tobytes() == last_models(finished_run)
 
 
 def test_one_process_with_few_open_files_gives_the_same_bits(finished_run, tmp_path, monkeypatch):
@@ -147,7 +136,7 @@ def test_one_process_with_few_open_files_gives_the_same_bits(finished_run, tmp_p
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (OTHER_FILES + 2 * OPEN_FILES, resource.RLIM_INFINITY))
     state = simulate(job_of(finished_run), tmp_path, on_round=open_ledgers)
     assert counts == [2] * 6
-    assert state.models.tobytes() == last_models(finished_run).tobytes()
+    assert state.models.tobytes() == last_models(finished_run)
 
 
 def test_an_interrupted_client_computation_resumes_to_the_same_bits(finished_run, tmp_path, monkeypatch):
@@ -173,7 +162,7 @@ def test_an_interrupted_client_computation_resumes_to_the_same_bits(finished_run
         except KeyboardInterrupt:
             stops += 1
     assert stops == 6
-    assert state.models.tobytes() == last_models(finished_run).tobytes()
+    assert state.models.tobytes() == last_models(finished_run)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +203,7 @@ def test_kill_of_the_whole_tree_in_mid_round_then_resume(undisturbed, tmp_path):
     assert_nothing_left(folder)
     again = dpcfl("run", "--resume", folder)
     assert again.returncode == 0, again.stderr + again.stdout
-    assert last_models(folder).tobytes() == undisturbed.tobytes()
+    assert last_models(folder) == undisturbed
     job = job_of(folder)
     (charged,) = [check for check in verify_run(folder) if "that of the noisy updates alone" in check.what]
     assert charged.holds, charged  # at most 5 in each ledger: nothing was spent twice
@@ -236,7 +225,7 @@ def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(undistu
     assert "--resume" in output
     assert json.loads((folder / "run.json").read_text())["state"] == "interrupted"
     assert dpcfl("run", "--resume", folder).returncode == 0
-    assert last_models(folder).tobytes() == undisturbed.tobytes()
+    assert last_models(folder) == undisturbed
 
 
 def test_a_run_that_is_going_cannot_be_resumed(finished_run, tmp_path):
@@ -259,7 +248,7 @@ def test_a_killed_worker_is_started_again_and_spends_nothing_twice(undisturbed, 
     output, _ = run.communicate(timeout=100)
     assert run.returncode == 0, output
     folder = only_run(tmp_path)
-    assert last_models(folder).tobytes() == undisturbed.tobytes()
+    assert last_models(folder) == undisturbed
     assert len(charged_by_round(folder, job_of(folder), 3)) == 6
 
 
@@ -330,7 +319,7 @@ def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_
         for process in started:
             process.kill()
             process.wait()
-    assert last_models(run).tobytes() == undisturbed.tobytes()
+    assert last_models(run) == undisturbed
     assert [line["round"] for line in runlog.read(run / "metrics.jsonl") if line["view"] == "observer"] == [1, 2, 3, 4, 5, 6]
     paths = opened.read_text()
     assert str(public / "protocol.json") in paths

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import rewriting
 import secure_runs
-from chaos_runs import assert_charged_as_planned, chaos, charges, kinds, models, run
+from chaos_runs import assert_charged_as_planned, chaos, charges, kinds, run
 from conftest import dpcfl
+from run_results import last_models
 from secure_runs import SAMPLE, STAGES, charged, make, opened, played
 
 from dpcfl_net.core import runlog
@@ -73,7 +74,7 @@ def alone(tmp_path_factory) -> Path:
 
 
 def test_one_process_and_five_give_the_same_bits_and_charges(networked, alone):
-    assert models(networked) == models(alone)
+    assert last_models(networked) == last_models(alone)
     assert events(networked) == events(alone)
     assert_charged_as_planned(networked)
     assert sums(networked) == ["ok"] * 3
@@ -102,7 +103,7 @@ RUNS = {
 def test_every_algorithm_gives_the_same_bits_over_the_network(tmp_path, name):
     network, _ = run(tmp_path / "network", None, RUNS[name])
     alone, _ = run(tmp_path / "alone", None, {**RUNS[name], "runtime": IN_PROCESS})
-    assert models(network) == models(alone)
+    assert last_models(network) == last_models(alone)
     assert events(network) == events(alone)
     assert_charged_as_planned(network)
     assert set(sums(network)) <= {None, "ok"}
@@ -121,7 +122,7 @@ def test_clients_that_are_cut_off_are_not_in_the_sum_and_too_few_abort_the_round
     job = make(tmp_path / "alone", COINS, data=FOUR, rounds=4)
     states = played(job, tmp_path / "alone", quorum=0.5, unasked=gone)
     assert np.array_equal(states[2].models, states[1].models)
-    assert models(folder) == states[-1].models.tobytes()
+    assert last_models(folder) == states[-1].models.tobytes()
     found = charges(folder)
     assert found == {name: charged(tmp_path / "alone", client) for client, name in enumerate(found)}
     checked = dpcfl("verify", folder)
@@ -167,7 +168,7 @@ def test_a_worker_that_is_killed_and_does_not_come_back_is_left_out_of_the_sums(
     job = make(tmp_path / "alone", COINS, data=FOUR, local=local)
     states = played(job, tmp_path / "alone", quorum=0.5, unheard=gone, unasked={(3, "secure_keys"): [3]})
     assert sums(folder) == ["ok"] * 3
-    assert models(folder) == states[-1].models.tobytes()
+    assert last_models(folder) == states[-1].models.tobytes()
     found = charges(folder)
     assert found == {name: charged(tmp_path / "alone", client) for client, name in enumerate(found)}
     checked = dpcfl("verify", folder)
@@ -223,7 +224,7 @@ def assert_undisturbed(folder: Path, undisturbed: Path, kills: int) -> None:
     """A run in which all answered in the end has the bits and charges of the undisturbed one."""
     assert kinds(folder)["kill"] == kills
     assert sums(folder) == ["ok"] * 3
-    assert models(folder) == models(undisturbed)
+    assert last_models(folder) == last_models(undisturbed)
     assert events(folder) == events(undisturbed)
     assert_charged_as_planned(folder)
 

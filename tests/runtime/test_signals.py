@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, processes_of, write_config
+from run_results import last_models, warnings_of
 
-from dpcfl_net.core import runlog
 from dpcfl_net.results.summary import read_document
-from dpcfl_net.runtime.checkpoint import Checkpoints
 
 ROUNDS = 6
 SETTINGS = {
@@ -30,18 +29,12 @@ QUICK = {
 }  # fmt: skip
 
 
-def models(folder: Path) -> bytes:
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return bytes(found[1].models.tobytes())
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> bytes:
     out = tmp_path_factory.mktemp("undisturbed")
     done = dpcfl("run", write_config(out / "c", **SETTINGS), "--out", out / "runs")
     assert done.returncode == 0, done.stderr
-    return models(next((out / "runs").iterdir()))
+    return last_models(next((out / "runs").iterdir()))
 
 
 def test_a_signal_inside_an_exec_of_text_ends_with_the_usual_code(tmp_path):
@@ -154,7 +147,7 @@ def test_a_signal_to_the_whole_group(undisturbed, tmp_path, monkeypatch, moment,
         again = dpcfl("run", "--resume", folder)
         assert again.returncode == 0, again.stderr + again.stdout
     assert (folder / "report.html").exists()
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -174,7 +167,7 @@ def test_ctrl_z_stops_a_run_and_fg_resumes_it(undisturbed, tmp_path, moment, tim
     assert stopped == times or moment in ("last round", "writing the report")  # it may have been over when the signal came
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "run.json").read_text())["state"] == "finished"
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
     assert_nothing_left(folder)
 
 
@@ -197,7 +190,7 @@ def test_a_run_that_is_stopped_and_continued_goes_on(undisturbed, tmp_path):
     output, errors = run.communicate(timeout=60)
     assert run.returncode == 0, output + errors
     assert not (folder / "warnings.jsonl").read_text(), (folder / "warnings.jsonl").read_text()
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
 
 
 @pytest.mark.slow
@@ -211,7 +204,7 @@ def test_the_fork_parents_death_ends_no_run(undisturbed, tmp_path):
     parent.kill()
     output, errors = run.communicate(timeout=60)
     assert run.returncode == 0, output + errors
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
     assert_nothing_left(folder)
 
 
@@ -240,10 +233,6 @@ def finished(run: subprocess.Popen, folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())
 
 
-def warnings_of(folder: Path) -> list[str]:
-    return [line["text"] for line in runlog.read(folder / "warnings.jsonl")]
-
-
 @pytest.mark.slow  # a killed coordinator without restarts: below
 @pytest.mark.parametrize("victim", ["coordinator", pytest.param("observer", marks=pytest.mark.slow)])
 def test_a_role_that_dies_starts_again_and_the_run_gives_the_same_bits(undisturbed, tmp_path, victim):
@@ -251,7 +240,7 @@ def test_a_role_that_dies_starts_again_and_the_run_gives_the_same_bits(undisturb
     kill(folder, victim)
     document = finished(run, folder)
     assert document["final"]["accuracy_mean"] is not None
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
     (warning,) = [text for text in warnings_of(folder) if "restarted" in text]
     assert warning.startswith(f"{victim} ended with code -9")
     assert "(1 of at most 2 restarts)" in warning
@@ -266,7 +255,7 @@ def test_all_processes_but_the_launcher_die_at_once_and_the_run_gives_the_same_b
         parent.kill()
     kill(folder, "coordinator", "observer", "client")
     finished(run, folder)
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
 
 
 @pytest.mark.slow
@@ -279,7 +268,7 @@ def test_the_observer_dies_after_the_coordinator_has_ended(undisturbed, tmp_path
     observer.kill()
     document = finished(run, folder)
     assert document["final"]["accuracy_mean"] is not None
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
 
 
 @pytest.mark.slow
@@ -288,7 +277,7 @@ def test_without_restarts_the_run_continues_without_its_observer(undisturbed, tm
     kill(folder, "observer")
     document = finished(run, folder)
     assert document["final"]["accuracy_mean"] is not None  # the last round is evaluated after the end
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
     assert any("the run continues without it" in text for text in warnings_of(folder))
 
 
@@ -307,7 +296,7 @@ def test_without_restarts_the_death_of_the_coordinator_is_told_at_once_and_the_r
     assert json.loads((folder / "run.json").read_text())["state"] == "failed"
     assert_nothing_left(folder)
     assert dpcfl("run", "--resume", folder).returncode == 0
-    assert models(folder) == undisturbed
+    assert last_models(folder) == undisturbed
 
 
 def test_a_run_whose_launcher_was_killed_is_shown_as_interrupted(tmp_path):

@@ -9,12 +9,10 @@ from typing import Any
 
 import yaml
 from conftest import assert_nothing_left, dpcfl, only_run, write_config
+from run_results import job_of
 
 from dpcfl_net.core import runlog
-from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.privacy.ledger.chain import read_ledger
-from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport.keys import client_key
 
 ROUNDS = 6
@@ -30,13 +28,6 @@ def chaos(folder: Path, **sections: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump({"seed": 7, **sections}))
     return path
-
-
-def models(folder: Path) -> bytes:
-    """The models of the newest checkpoint."""
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return bytes(found[1].models.tobytes())
 
 
 def faults(folder: Path) -> list[dict[str, Any]]:
@@ -59,7 +50,7 @@ def charges(folder: Path) -> dict[str, list[tuple[int, str]]]:
 
 def assert_charged_as_planned(folder: Path) -> None:
     """Each ledger has exactly the slots of its client's plan, and `dpcfl verify` holds."""
-    job = read_job(folder, read_operator_key(folder / "operator.pub"))
+    job = job_of(folder)
     for entry in job.protocol.roster:
         lines = read_ledger(folder / "ledgers" / client_key(entry.id))
         spent = Counter(name for line in lines if line.type == "debit" for name in line.slots)

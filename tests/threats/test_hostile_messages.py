@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import SMALL, assert_nothing_left
+from run_results import job_of
 from wire_ends import (
     JOB,
     RUN,
@@ -41,7 +42,6 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.experiment import config
-from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.launch import new_run, processes, running
 from dpcfl_net.launch.cells.process import Quiet
@@ -424,7 +424,7 @@ class Absent:
 
 def without_client_3(folder: Path, ledgers: Path) -> np.ndarray:
     """The last models of the same job where client 3 never answers."""
-    job = read_job(folder, (folder / "operator.pub").read_text().strip())
+    job = job_of(folder)
     hosts = Hosts(job, ledgers)
     try:
         fed = InProcessFederation(job.protocol, {0: hosts[0], 1: hosts[1], 2: hosts[2], 3: Absent()}, quorum=0.7)
