@@ -49,11 +49,12 @@ def test_help_and_import_load_nothing_heavy():
         (["coordinator", "protocol.json", "--quorum", "0"], 2, "'--quorum': 0 is not above 0"),
     ],
 )
-def test_a_users_mistake_is_a_sentence_and_an_exit_code(arguments, code, words):
-    done = dpcfl(*arguments)
-    assert done.returncode == code, done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_users_mistake_is_a_sentence_and_an_exit_code(arguments, code, words, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    done = call(capsys, *arguments)
+    assert done.code == code, done.err
+    assert words in done.err
+    assert "Traceback" not in done.err
 
 
 def test_account_reads_events_and_solves_for_noise(tmp_path):
