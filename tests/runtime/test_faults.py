@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from chaos_runs import ROUNDS, TINY
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, write_config
 from journals import cut_debit
 from run_results import last_models
@@ -18,12 +19,6 @@ from run_results import last_models
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.runtime.checkpoint import Checkpoints
-
-ROUNDS = 6
-SETTINGS = {
-    "data": {"dataset": "digits", "clients": [1, 1, 1], "train_per_client": 200, "test_per_client": 40},
-    "model": {"name": "linear"}, "rounds": ROUNDS, "algorithm": {"name": "dp-ifca", "clusters": 2},
-}  # fmt: skip
 
 
 def cut(path: Path) -> None:
@@ -75,7 +70,7 @@ QUICK_NEEDED = {("ledgers/client_0000/ledger.jsonl", flip), ("ledgers/client_000
 def runs(tmp_path_factory) -> tuple[Path, bytes]:
     """A run that was killed after round 3, its newest checkpoint that of round 3; and the models of an undisturbed one."""
     out = tmp_path_factory.mktemp("faults")
-    settings = write_config(out / "c", **SETTINGS)
+    settings = write_config(out / "c", **TINY)
     done = dpcfl("run", settings, "--out", out / "whole")
     assert done.returncode == 0, done.stderr
     (whole,) = (out / "whole").iterdir()
@@ -205,7 +200,7 @@ def test_a_full_disk_says_so_and_the_run_goes_on_when_there_is_room(tmp_path, ro
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}k", "tmpfs", str(place)], check=False).returncode:
         pytest.skip("this machine mounts no file system of one's own")
     try:
-        settings = {**SETTINGS, "output": {"transcript": "full"}, "model": {"name": "digits-cnn"}}
+        settings = {**TINY, "output": {"transcript": "full"}, "model": {"name": "digits-cnn"}}
         done = dpcfl("run", write_config(tmp_path / "c", **settings), "--out", place / "runs")
         words = done.stdout + done.stderr
         assert done.returncode in (2, 4), words
