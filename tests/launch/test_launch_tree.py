@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 from agent_reports import reports_of
-from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, command_line, dpcfl, only_run, write_config
 from run_results import assert_bits_of_one_process, job_of, server_lines, warnings_of
 
 from dpcfl_net.core import runlog
@@ -223,7 +223,7 @@ class Started:
     def find(self, title: str) -> psutil.Process:
         """A process of the run, by its title."""
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            if title in " ".join(process.cmdline()):
+            if title in command_line(process):
                 return process
         raise AssertionError(f"there is no process {title}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, dpcfl, write_config
+from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, command_line, dpcfl, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -321,9 +321,7 @@ def test_a_killed_process_of_a_cell_is_a_failed_cell(tmp_path):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     wait_for_rounds(tmp_path / "out" / "store", 2, run)
-    cells = [
-        child for child in psutil.Process(run.pid).children() if "dpcfl_net.launch.cells.process" in " ".join(child.cmdline())
-    ]
+    cells = [child for child in psutil.Process(run.pid).children() if "dpcfl_net.launch.cells.process" in command_line(child)]
     assert len(cells) == 2
     cells[0].kill()
     printed, problems = run.communicate(timeout=240)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, command_line, dpcfl, only_run, write_config
 from pydantic import ValidationError
 from run_results import assert_bits_of_one_process, job_of, last_state, server_lines
 from simulate import simulate
@@ -240,7 +240,7 @@ def rounds_done(out):
 def kill(run, title):
     """Kill a process of a run with SIGKILL."""
     for process in psutil.Process(run.pid).children(recursive=True):
-        if re.search(rf"\b{title}\b", " ".join(process.cmdline())):
+        if re.search(rf"\b{title}\b", command_line(process)):
             process.send_signal(signal.SIGKILL)
             return
     raise AssertionError(f"there is no process {title}")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import assert_nothing_left, at_a_terminal, dpcfl, only_run, processes_of, write_config
+from conftest import assert_nothing_left, at_a_terminal, command_line, dpcfl, only_run, processes_of, write_config
 from run_results import last_models
 
 from dpcfl_net.core import runlog
@@ -43,7 +43,7 @@ def test_a_relay_that_dies_starts_again_on_its_ports(finished_run, tmp_path):
     while run.poll() is None and not any(server_lines(folder) for folder in (tmp_path / "runs").glob("*")):
         time.sleep(0.01)
     (folder,) = (tmp_path / "runs").iterdir()
-    (relay,) = [process for process in processes_of(folder) if "dpcfl relay" in " ".join(process.cmdline())]
+    (relay,) = [process for process in processes_of(folder) if "dpcfl relay" in command_line(process)]
     relay.kill()
     output, _ = run.communicate(timeout=90)
     assert run.returncode == 0, output

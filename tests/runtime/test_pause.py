@@ -7,10 +7,11 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, command_line, dpcfl, only_run, write_config
 from run_results import job_of, last_models
 from simulate import simulate
 
@@ -47,13 +48,15 @@ def stop_one_worker(run, out):
     """Stop a worker (SIGSTOP) as soon as it exists; return it."""
     until(lambda: (out / "runs").is_dir() and [*(out / "runs").glob("*/messages.jsonl")], run)
 
-    def worker():
-        family = psutil.Process(run.pid).children(recursive=True)
-        return [p for p in family if re.search(r"\bclient 1\b", " ".join(p.cmdline()))]
+    def stopped():
+        for process in psutil.Process(run.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended: with few live workers others take its place
+                if re.search(r"\bclient 1\b", command_line(process)):
+                    process.suspend()
+                    return process
+        return None
 
-    (found, *_) = until(worker, run)
-    found.suspend()
-    return found
+    return until(stopped, run)
 
 
 def pauses(folder):

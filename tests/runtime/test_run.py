@@ -17,7 +17,18 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, charged_by_round, dpcfl, only_run, write_config
+from conftest import (
+    DPCFL,
+    ROOT,
+    SMALL,
+    assert_nothing_left,
+    at_a_terminal,
+    charged_by_round,
+    command_line,
+    dpcfl,
+    only_run,
+    write_config,
+)
 from run_results import job_of, last_models
 from simulate import simulate
 
@@ -243,7 +254,7 @@ def test_a_killed_worker_is_started_again_and_spends_nothing_twice(undisturbed, 
     config = write_config(tmp_path / "c")
     run = subprocess.Popen([*DPCFL, "run", str(config), "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     tree = wait_for_round(tmp_path, 1, run)
-    victim = next(p for p in tree if "client 3" in " ".join(p.cmdline()))
+    victim = next(p for p in tree if "client 3" in command_line(p))
     victim.kill()
     output, _ = run.communicate(timeout=100)
     assert run.returncode == 0, output

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, processes_of, write_config
+from conftest import DPCFL, ROOT, assert_nothing_left, command_line, dpcfl, processes_of, write_config
 from run_results import last_models, warnings_of
 
 from dpcfl_net.results.summary import read_document
@@ -198,9 +198,7 @@ def test_the_fork_parents_death_ends_no_run(undisturbed, tmp_path):
     run = started(tmp_path)
     wait_for("mid-round", tmp_path / "runs", run)
     (folder,) = (tmp_path / "runs").iterdir()
-    (parent,) = [
-        p for p in psutil.Process(run.pid).children(recursive=True) if "parent of all workers" in " ".join(p.cmdline())
-    ]
+    (parent,) = [p for p in psutil.Process(run.pid).children(recursive=True) if "parent of all workers" in command_line(p)]
     parent.kill()
     output, errors = run.communicate(timeout=60)
     assert run.returncode == 0, output + errors
@@ -217,7 +215,7 @@ def started_and_in_a_round(tmp_path: Path, **runtime) -> tuple[subprocess.Popen,
 
 def kill(folder: Path, *titles: str) -> None:
     """Kill the processes of a run that have one of the titles, together."""
-    chosen = [p for p in processes_of(folder) if any(f"dpcfl {title}" in " ".join(p.cmdline()) for title in titles)]
+    chosen = [p for p in processes_of(folder) if any(f"dpcfl {title}" in command_line(p) for title in titles)]
     assert len(chosen) >= len(titles)
     for process in chosen:
         process.suspend()
@@ -251,7 +249,7 @@ def test_a_role_that_dies_starts_again_and_the_run_gives_the_same_bits(undisturb
 def test_all_processes_but_the_launcher_die_at_once_and_the_run_gives_the_same_bits(undisturbed, tmp_path):
     run, folder = started_and_in_a_round(tmp_path)
     for parent in psutil.Process(run.pid).children():
-        assert "dpcfl parent of all processes" in " ".join(parent.cmdline())
+        assert "dpcfl parent of all processes" in command_line(parent)
         parent.kill()
     kill(folder, "coordinator", "observer", "client")
     finished(run, folder)
@@ -261,9 +259,9 @@ def test_all_processes_but_the_launcher_die_at_once_and_the_run_gives_the_same_b
 @pytest.mark.slow
 def test_the_observer_dies_after_the_coordinator_has_ended(undisturbed, tmp_path):
     run, folder = started_and_in_a_round(tmp_path)
-    (observer,) = [p for p in processes_of(folder) if "dpcfl observer" in " ".join(p.cmdline())]
+    (observer,) = [p for p in processes_of(folder) if "dpcfl observer" in command_line(p)]
     observer.suspend()
-    while any("dpcfl coordinator" in " ".join(p.cmdline()) for p in processes_of(folder)):
+    while any("dpcfl coordinator" in command_line(p) for p in processes_of(folder)):
         time.sleep(0.02)
     observer.kill()
     document = finished(run, folder)
