@@ -134,7 +134,8 @@ def test_a_regulariser_without_effect_is_told_from_one_that_acts():
         return [one.verdict for one in find(name)().compute(MadeUp({**HONEST, **accuracy}, asked_seeds=seeds)).judged()]
 
     assert told(acting, 8) == ["holds", "holds", "holds"]
-    assert told(acting, None) == ["undecided"] * 3  # one seed at laptop scale
+    assert told(acting, None) == ["holds", "holds", "holds"]  # six seeds at laptop scale
+    assert told(acting, 1) == ["undecided"] * 3
     assert told(dict.fromkeys(acting, 0.68), 8) == ["holds", "does not hold", "does not hold"]
 
 

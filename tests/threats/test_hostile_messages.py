@@ -448,13 +448,11 @@ def test_a_poisoned_update_is_quarantined_and_the_round_goes_on(evidence, poison
         f"to the bits of a run without it (accuracy {run.accuracy(4):.2f})"
     )
     run = poisoned["careless"]
-    assert run.heard() == ["ACK", "ACK", "ACK", "ACK"]
+    assert run.heard()[:2] == ["ACK", "ACK"]  # the third, NaN, was taken as well: it ends the run
     honest, longest = (np.linalg.norm(poisoned[which].models[1].astype("f8")) for which in ("guarded", "careless"))
     assert longest > 1e5 > 1e3 * honest
-    assert not np.isfinite(run.models[3]).any()
-    assert run.failure is not None
-    assert "1 of 4 clients answered" in str(run.failure)
+    assert max(run.models) == 2
+    assert "a NaN or an infinity in row 0 of State.models: clients refuse such a model" in str(run.failure)
     evidence.control(
-        f"with the checks off all are taken: models of norm {longest:.0f} instead of {honest:.1f}, then NaN, and the run ends: "
-        "the honest clients refuse such models"
+        f"with the checks off all are taken: models of norm {longest:.0f} instead of {honest:.1f}, then NaN, and the run ends"
     )
