@@ -17,7 +17,7 @@ from dpcfl_net.core.locks import locked
 
 FORMAT = 1
 KEYS = ("train_x", "train_y", "test_x", "test_y")
-OWN = "own"  # name of the user's data sets, whose copies nobody else may read: the source may be closed, and the cache may not
+OWN = "own"  # name of the user's data sets; other users may not read their copies, since they may be barred from the original
 
 
 def folder() -> Path:

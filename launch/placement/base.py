@@ -15,6 +15,18 @@ RUN_MODULE = ("-P", "-m")
 LOST = 255  # exit code of a process whose host is lost; ssh uses the same
 
 
+def agent_command(python: str, root: str, run: str, name: str) -> list[str]:
+    """Return the command that runs an agent.
+
+    Args:
+        python: Interpreter on the agent's host.
+        root: Folder of the agents there.
+        run: Id of the run.
+        name: Name of the host.
+    """
+    return [python, *RUN_MODULE, "dpcfl_net.launch.placement.agent", "--root", root, "--run", run, "--node", name]
+
+
 @dataclass(frozen=True)
 class Node:
     """A host, or a share of one, that takes worker processes.

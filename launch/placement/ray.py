@@ -14,7 +14,7 @@ from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
-from dpcfl_net.launch.placement.base import RUN_MODULE
+from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import STDERR_TAIL, one_line
 from dpcfl_net.launch.placement.remote import Host
 
@@ -35,17 +35,7 @@ class Bundle:
     """Actor that starts the agent in a bundle and forwards its bytes. They hold neither secret keys nor releases."""
 
     def __init__(self, root: str, run: str, name: str) -> None:
-        command = [
-            sys.executable,
-            *RUN_MODULE,
-            "dpcfl_net.launch.placement.agent",
-            "--root",
-            root,
-            "--run",
-            run,
-            "--node",
-            name,
-        ]
+        command = agent_command(sys.executable, root, run, name)
         self._agent = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )

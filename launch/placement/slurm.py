@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.launch.placement.base import RUN_MODULE
+from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.remote import Host
 
@@ -73,7 +73,7 @@ def make_hosts(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run:
     hosts = []
     for k, (node, cpus) in enumerate(nodes):
         name = f"node-{k}"
-        agent = [python, *RUN_MODULE, "dpcfl_net.launch.placement.agent", "--root", root, "--run", run, "--node", name]
+        agent = agent_command(python, root, run, name)
         # One task per node: its agent forks the workers, which share loaded libraries and the GPUs. --overlap: the launcher's
         # step runs on the first node too.
         step = ["srun", "--quiet", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", f"--nodelist={node}",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.launch.placement.base import RUN_MODULE
+from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.remote import Host
 
@@ -60,17 +60,7 @@ class Entry(BaseModel):
 
     def command(self, python: str, root: str, run: str) -> list[str]:
         """Return the command that runs the agent there, connected to its standard input and output."""
-        agent = [
-            self.python or python,
-            *RUN_MODULE,
-            "dpcfl_net.launch.placement.agent",
-            "--root",
-            root,
-            "--run",
-            run,
-            "--node",
-            self.name,
-        ]
+        agent = agent_command(self.python or python, root, run, self.name)
         if self.through:
             return [*self.through, *agent]
         assert self.address is not None

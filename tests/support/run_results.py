@@ -1,4 +1,4 @@
-"""What a run has left in its folder: signed job, newest checkpoint, lines of its logs."""
+"""Read the signed job, the newest checkpoint and the logs of a run from its folder."""
 
 from __future__ import annotations
 
