@@ -10,7 +10,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.host_costs import HostCosts, processor
 from dpcfl_net.experiment.tree_cost import SUM_BYTES
 from dpcfl_net.launch import new_run
-from dpcfl_net.launch.bench import noop_algorithm, runs
+from dpcfl_net.launch.bench import runs
 from dpcfl_net.launch.bench.processes import dpcfl_with_memory
 from dpcfl_net.launch.bench.sizes import CNN, WIDE
 from dpcfl_net.transport.keys import AGGREGATOR
@@ -33,8 +33,8 @@ def measure() -> HostCosts:
     trained, more = _trained(FEW), _trained(MANY)  # workers that have computed are larger, and an observer that has evaluated
     few, many = (runs.noop("cnn", clients, ROUNDS) for clients in (FEW, MANY))
     large = runs.noop("wide", FEW, 6)
-    tree = runs.noop("cnn", MANY, ROUNDS, noop_algorithm.SUMMED, aggregators=AGGREGATORS)
-    large_trees = [runs.noop("wide", clients, 6, noop_algorithm.SUMMED, aggregators=AGGREGATORS) for clients in (FEW, MANY)]
+    tree = runs.noop("cnn", MANY, ROUNDS, aggregators=AGGREGATORS)
+    large_trees = [runs.noop("wide", clients, 6, aggregators=AGGREGATORS) for clients in (FEW, MANY)]
     (start_s, start_wall_s), launcher = _whole_run(trained)
     size = 8 * (WIDE - CNN)  # of a model and an update
     between = MANY - FEW

@@ -1,4 +1,4 @@
-"""Algorithms whose clients return the model that they get: a round is messages, debits and aggregation only."""
+"""An algorithm whose clients return the model that they get: a round is messages, debits and aggregation only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import Slot, UnprotectedSlot
 
 NAME = "dpcfl_net.launch.bench.noop_algorithm:NoOp"
-SUMMED = "dpcfl_net.launch.bench.noop_algorithm:SummedNoOp"
 REASON = "a benchmark: clients return the model that they get, and read no record"
 
 
@@ -26,6 +25,10 @@ class NoOp(Algorithm):
 
     name = "no-op"
     paper = "a benchmark, not an algorithm"
+
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         return [UnprotectedSlot("return", REASON)] * self.protocol.rounds
@@ -43,13 +46,3 @@ class NoOp(Algorithm):
         """Return the model; the mechanism without a guarantee is declared, as the gate demands."""
         me._without_guarantee("return")
         return Release(update=model)
-
-
-class SummedNoOp(NoOp):
-    """The same, where aggregators send sums."""
-
-    name = "no-op summed"
-
-    @classmethod
-    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds)

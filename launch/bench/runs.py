@@ -79,17 +79,16 @@ def config(model: str, clients: int, rounds: int, algorithm: dict[str, Any], **s
     })  # fmt: skip
 
 
-def noop(model: str, clients: int, rounds: int, algorithm: str = noop_algorithm.NAME, **runtime: Any) -> Cost:
+def noop(model: str, clients: int, rounds: int, **runtime: Any) -> Cost:
     """Run rounds in which clients return the model.
 
     Args:
         model: As for `config`.
         clients: As for `config`.
         rounds: As for `config`.
-        algorithm: Name of an algorithm in `noop_algorithm`.
         runtime: Keys of the `runtime` section.
     """
-    return run(config(model, clients, rounds, {"name": algorithm}, runtime=runtime))
+    return run(config(model, clients, rounds, {"name": noop_algorithm.NAME}, runtime=runtime))
 
 
 def run(config: Config) -> Cost:

@@ -12,12 +12,31 @@ from dpcfl_net.launch.bench import noop_algorithm, runs
 from dpcfl_net.transport.keys import make_aggregator_keys, make_keys
 
 CLIENTS, AGGREGATORS = 12, 3
+PASSED_ON = """
+from dataclasses import replace
+from dpcfl_net.core.types import State
+from dpcfl_net.launch.bench.noop_algorithm import NoOp
+
+class EachUpdate(NoOp):
+    name = "each update"
+
+    @classmethod
+    def capabilities_for(cls, options, setting):
+        return replace(super().capabilities_for(options, setting), summed_rounds=0)
+
+    def round(self, state, t, fed):
+        updates = fed.call(self.give_back, common={"model": state.models[0]}).column("update")
+        return State(sum(updates.values())[None] / len(updates), state.assignment)
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [noop_algorithm.SUMMED, noop_algorithm.NAME], ids=["sums", "updates-passed-on"])
+@pytest.mark.parametrize("algorithm", [noop_algorithm.NAME, "passed_on:EachUpdate"], ids=["sums", "updates-passed-on"])
 @pytest.mark.parametrize(("model", "rounds"), [("cnn", 12), ("wide", 4)])
-def test_bytes_and_memory_are_as_predicted(tmp_path, algorithm, model, rounds):
+def test_bytes_and_memory_are_as_predicted(tmp_path, monkeypatch, algorithm, model, rounds):
+    (tmp_path / "passed_on.py").write_text(PASSED_ON)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     settings = runs.config(model, CLIENTS, rounds, {"name": algorithm}, runtime={"aggregators": AGGREGATORS})
     make_keys(tmp_path, CLIENTS)
     make_aggregator_keys(tmp_path, range(AGGREGATORS))
