@@ -102,6 +102,15 @@ def own_cache(tmp_path_factory):
             os.environ[name] = value
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_descriptors_left():
+    """A file of tests leaves at most a few files and sockets open, else one test process would reach the limit in the end."""
+    before = psutil.Process().num_fds()
+    yield
+    left = psutil.Process().num_fds() - before
+    assert left < 48, f"{left} more descriptors are open than before this file"
+
+
 @pytest.fixture(autouse=True)
 def usual_arithmetic():
     """The engine flushes denormals in the thread that trains; other tests (and hypothesis) want them back."""

@@ -84,9 +84,8 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
     if "\0" in str(path):
         raise ConfigError(f"cannot read {shown(str(path))}: a path must not contain a null character")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            mode = os.fstat(handle).st_mode
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise ConfigError(f"cannot read {path}: {_kind(mode)}")
             yield file

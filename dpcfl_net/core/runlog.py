@@ -36,10 +36,14 @@ class Lines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size = os.fstat(self._handle).st_size
-        if size and os.pread(self._handle, 1, size - 1) != b"\n":
-            with naming(path):
-                os.write(self._handle, b"\n")
+        try:
+            size = os.fstat(self._handle).st_size
+            if size and os.pread(self._handle, 1, size - 1) != b"\n":
+                with naming(path):
+                    os.write(self._handle, b"\n")
+        except OSError:
+            os.close(self._handle)
+            raise
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one object; NaN and infinity become null.

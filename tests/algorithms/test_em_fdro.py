@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -595,9 +596,11 @@ class MadeUp:
                     measure: values[tilt] + (t - 2) * 0.05 + 1e-4 * seed * (1 + tilt)
                     for measure, values in self.reached.items()
                 }
-                runlog.Lines(folder / "metrics.jsonl").write({"view": "observer", "round": t, **accuracy})
+                with closing(runlog.Lines(folder / "metrics.jsonl")) as lines:
+                    lines.write({"view": "observer", "round": t, **accuracy})
                 draws = {"p_max": 0.04 * (1 + tilt) + 1e-4 * seed * tilt, "top_mass": 0.2 + 0.01 * tilt}
-                runlog.Lines(folder / "clusters.jsonl").write({"view": "server", "round": t, "diagnostics": draws})
+                with closing(runlog.Lines(folder / "clusters.jsonl")) as lines:
+                    lines.write({"view": "server", "round": t, "diagnostics": draws})
             settings = {"algorithm": {"name": "em-fdro", "clients_per_round": drawn, "tilt": tilt}}
             found.append(Result(folder, "x", "em-fdro", seed, "finished", settings, {}, {}))
         self.asked.append((str(path), axes))

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
+        open_before = psutil.Process().num_fds()
         for path, words in (
             (tmp_path, "is a folder"),
             (tmp_path / "fifo", "is a named pipe"),
@@ -37,6 +39,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
         ):
             with pytest.raises(ConfigError, match=words):
                 files.read_bytes(path)
+        assert psutil.Process().num_fds() == open_before
 
 
 def test_a_file_without_permission_or_over_the_limit_is_refused(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import psutil
 import pytest
 from full_disk import files_do_not_grow
 
@@ -84,6 +85,8 @@ def test_a_warning_without_its_text_or_time_is_damaged(tmp_path, line):
 def test_a_full_disk_at_the_end_of_a_fragment_names_the_file(tmp_path):
     path = tmp_path / "messages.jsonl"
     path.write_bytes(b'{"round": 1}\n{"rou')
+    open_before = psutil.Process().num_fds()
     with files_do_not_grow(), pytest.raises(OSError, match="File too large") as found:
         runlog.Lines(path)
     assert found.value.filename == str(path)
+    assert psutil.Process().num_fds() == open_before

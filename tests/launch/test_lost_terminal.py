@@ -30,8 +30,10 @@ def terminal():
 def output_until(window: int, done) -> str:
     """Read what a command shows until a condition holds."""
     found, deadline = b"", time.monotonic() + 60
+    output = select.poll()  # select.select takes no descriptor above 1,023
+    output.register(window, select.POLLIN)
     while not done(found.decode(errors="replace")) and time.monotonic() < deadline:
-        if select.select([window], [], [], 0.02)[0]:
+        if output.poll(20):
             found += os.read(window, 65536)
     return found.decode(errors="replace")
 

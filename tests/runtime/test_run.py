@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -421,7 +422,8 @@ def test_inspect_marks_late_answers(finished_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(finished_run, copy)
     answer, at = LateAnswer(3, 4, "select_and_train", "release", 5, "a" * 64), time.time()
-    runlog.Lines(copy / "warnings.jsonl").write({"time": at, "text": str(answer)})
+    with closing(runlog.Lines(copy / "warnings.jsonl")) as lines:
+        lines.write({"time": at, "text": str(answer)})
     shown = dpcfl("inspect", copy, "--client", "3", "--limit", "10000").stdout.splitlines()
     marked = [line.split() for line in shown if "(late: set aside)" in line]
     assert [(words[4], words[5]) for words in marked] == [("4", "RESULT")], marked

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 from conftest import SMALL
 
 from dpcfl_net.adversaries.malicious_sums import Ask, MaliciousSums, Tasks
@@ -29,6 +30,7 @@ from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
 
 Shares = Mapping[int, np.ndarray]  # client to its answer to the last stage, (K, 33)
+_opened: list[ClientHost] = []
 
 
 def in_process(hosts: Mapping[int, ClientHost]) -> Ask:
@@ -66,7 +68,17 @@ def sum_job(folder: Path, clients: int, **changes) -> Job:
 def hosts_of(job: Job, folder: Path, ledgers: str = "ledgers") -> dict[int, ClientHost]:
     """All clients behind their gates; equal names of ledgers mean the same memory."""
     clients = job.algorithm.clients
-    return {c: make_host(job, c, folder / ledgers, durable=False, key_folder=folder / "keys") for c in clients}
+    hosts = {c: make_host(job, c, folder / ledgers, durable=False, key_folder=folder / "keys") for c in clients}
+    _opened.extend(hosts.values())
+    return hosts
+
+
+@pytest.fixture(autouse=True)
+def hosts_closed() -> Iterator[None]:
+    """After a test the ledgers of its clients are closed."""
+    yield
+    while _opened:
+        _opened.pop().close()
 
 
 def rolled_back(job: Job, folder: Path, copy: str) -> dict[int, ClientHost]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sum_play import added, hosts_of, sum_job, sums_of, truth
+from sum_play import added, hosts_closed, hosts_of, sum_job, sums_of, truth  # noqa: F401 - a fixture
 
 from dpcfl_net.adversaries.malicious_sums import SumPlayed
 from dpcfl_net.adversaries.reactions import Heard
@@ -90,8 +90,7 @@ def test_garbage_boxes_and_shares_of_one_client_spoil_at_most_the_sum(job, monke
 def test_an_answer_twice_or_unasked_counts_as_none(job, monkeypatch):
     words = truth(monkeypatch)
     made, folder = job
-    sums = sums_of(made, hosts_of(made, folder, "twice"))
-    played = sums.play(1)
+    played = sums_of(made, hosts_of(made, folder, "twice")).play(1)
     takes = dict(zip(FIELDS, ("add_keys", "add_boxes", "add_masked", "add_signature", "add_shares"), strict=True))
     for stage, take in takes.items():
         for client, heard in played.answers[stage].items():

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zmq
-from sum_play import added, hosts_of, sum_job, sums_of, truth
+from sum_play import added, hosts_closed, hosts_of, sum_job, sums_of, truth  # noqa: F401 - a fixture
 
 from dpcfl_net.algorithms import secure_clusters
 from dpcfl_net.attacks.audit.bounds import Errors, by_gdp

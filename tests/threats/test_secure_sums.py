@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from sum_play import Greedy, added, hosts_of, rolled_back, shares_in, sum_job, sums_of, truth
+from sum_play import Greedy, added, hosts_closed, hosts_of, rolled_back, shares_in, sum_job, sums_of, truth  # noqa: F401 - a fixture
 
 from dpcfl_net.adversaries import malicious_sums
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
