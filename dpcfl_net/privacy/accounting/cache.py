@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
@@ -49,9 +50,13 @@ def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) ->
 
     Returns:
         The result.
+
+    Raises:
+        ConfigError: If other users can write to the folder: a forged result would stand for an epsilon.
     """
     name = hashlib.sha256(accountant().encode() + b"\n" + canonical_json(question)).hexdigest()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _hold_to_own(folder)
     stored = folder / f"{name}.json"
     with locked(folder / f"{name}.lock"):
         found = _kept(stored)
@@ -59,6 +64,15 @@ def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) ->
             found = json.dumps({"answer": answer()})
             write_atomically(stored, found)
         return json.loads(found)["answer"]
+
+
+def _hold_to_own(folder: Path) -> None:
+    """Raise ConfigError for a folder to which users other than this one and root can write."""
+    state = folder.stat()
+    if state.st_uid not in (os.geteuid(), 0) or state.st_mode & 0o022:
+        raise ConfigError(
+            f"other users can write to {folder}, where verified epsilons are kept: delete it, or set XDG_CACHE_HOME to a folder of your own"
+        )
 
 
 def _kept(stored: Path) -> str | None:
