@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from dpcfl_net.launch.bench import runs
 from dpcfl_net.launch.bench.figures import OURS, Figure
-from dpcfl_net.launch.bench.noop_algorithm import SUMMED
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.runs import Cost
 from dpcfl_net.launch.bench.sizes import CNN, WIDE
@@ -35,7 +34,7 @@ QUICK = Case("cnn", CNN, 4, 40, (2,))
 
 def measure(options: Options) -> list[Figure]:
     """Measure rounds in which clients return the model, and the server adds it up: without aggregators, then with 1, 2 and 4."""
-    runs.noop("cnn", 2, 100, SUMMED)  # the first run of a launcher also loads the libraries of the parents of all processes
+    runs.noop("cnn", 2, 100)  # the first run of a launcher also loads the libraries of the parents of all processes
     return [
         figure
         for case in ([QUICK] if options.quick else CASES)
@@ -50,10 +49,7 @@ def ways(case: Case) -> dict[str, Callable[[], Cost]]:
         case: The case.
     """
     names = {OURS: 0, **{f"{count} aggregator{'s' if count > 1 else ''}": count for count in case.aggregators}}
-    return {
-        name: partial(runs.noop, case.model, case.clients, case.rounds, SUMMED, aggregators=count)
-        for name, count in names.items()
-    }
+    return {name: partial(runs.noop, case.model, case.clients, case.rounds, aggregators=count) for name, count in names.items()}
 
 
 def figures(case: Case, costs: dict[str, list[Cost]]) -> list[Figure]:
