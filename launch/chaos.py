@@ -26,6 +26,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.chaos_file import ChaosFile, DiskFault, Moment, ProcessFault, read_chaos
+from dpcfl_net.launch.placement import parents
 from dpcfl_net.results.run_files import JsonLine, JsonlTail
 from dpcfl_net.transport.endpoint import MessageFaults
 from dpcfl_net.transport.keys import client_key
@@ -241,12 +242,12 @@ def running_processes(logs: Path) -> dict[str, list[psutil.Process]]:
     Args:
         logs: Folder of the run's logs, into one of which each process but the parent of all workers writes.
     """
-    mine = psutil.Process().children(recursive=True)
+    mine, fork_servers = psutil.Process().children(recursive=True), parents.pids()
     found: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         try:
             _, dpcfl, title = " ".join(process.cmdline()).partition("dpcfl ")
-            if dpcfl and (process in mine or _writes_in(process, logs)):
+            if dpcfl and (process in mine or process.pid in fork_servers or _writes_in(process, logs)):
                 for name in _names(title):
                     found.setdefault(name, []).append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):

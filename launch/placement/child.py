@@ -144,6 +144,14 @@ class ForkServer:
                 env=role_environment(), pass_fds=[theirs.fileno()],
             )  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        if self._child is not None:
+            return self._child.pid
+        assert self._process is not None
+        return self._process.pid
+
     def alive(self, patience_s: float = 0) -> bool:
         """Return True if it still runs after `patience_s` seconds."""
         if self._child is not None:

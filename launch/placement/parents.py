@@ -72,6 +72,11 @@ def running() -> bool:
     return _libraries is not None
 
 
+def pids() -> set[int]:
+    """Return the process ids of the fork servers; the second outlives the first, which then is not its parent any more."""
+    return {server.pid for server in (_libraries, _workers) if server is not None and server.alive()}
+
+
 @atexit.register
 def close() -> None:
     """End both fork servers, also when this process exits. Processes that they have forked continue."""
