@@ -209,6 +209,11 @@ def test_figure_3_wants_its_top_inside(tmp_path):
     assert told(find("rr-cluster/fig3")().compute(context)) == ["holds"] * 4
     rising = MadeUp(tmp_path, lambda path, run: run.algorithm["min_cluster_size"] / 100, seeds=8)
     assert told(find("rr-cluster/fig3")().compute(rising)) == ["holds", "does not hold"] * 2
+    part = MadeUp(tmp_path, lambda path, run: inner[run.algorithm["min_cluster_size"]], most=4)
+    outcome = find("rr-cluster/fig3")().compute(part)
+    assert (outcome.runs, outcome.planned_runs) == (4, 3 * 2 * 7)
+    assert [(row["min_cluster_size"], row["seed"]) for row in outcome.rows] == [(0, 0), (4, 0), (8, 0), (12, 0)]
+    assert [claim.text for claim in outcome.claims] == ["labels-first: some B > 0 is above B = 0"]
 
 
 def label_lines(sent, released):
