@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -192,6 +193,44 @@ def test_a_failed_write_stops_this_opening_and_the_next_one_recovers(folder, mon
     with open_ledger(folder) as ledger:
         assert ledger.spent("job") == {"train": 3}
         debit(ledger, 4)
+
+
+def test_a_ledger_that_cannot_be_flushed_at_its_end_closes_its_own_files_once(folder, monkeypatch):
+    """Closed twice, it would close files that another thread has opened since under the same numbers."""
+
+    def broken(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    def close_when_broken(ledger, others):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", broken)
+            try:
+                ledger.close()
+            finally:
+                others += [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+
+    ledger, others = Ledger(folder, owner=OWNER), []
+    debit(ledger, 4)
+    with pytest.raises(OSError, match="Input/output error"), ledger:
+        close_when_broken(ledger, others)
+    for other in others:
+        os.close(other)
+    open_ledger(folder).close()
+
+
+def test_a_ledger_whose_larger_journal_cannot_be_opened_closes_its_own_files_once(folder, monkeypatch):
+    opened = os.open
+
+    def too_many(path, flags, *mode):
+        if path == folder / "journal" and not flags & os.O_CREAT:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, *mode)
+
+    with open_ledger(folder) as ledger, monkeypatch.context() as patch:
+        patch.setattr(os, "open", too_many)
+        with pytest.raises(OSError, match="Too many open files"):
+            ledger.debit(job="job", request="job-4", round=4, kind="train", slots=["s" * 9000], events=[STEP])
+    open_ledger(folder).close()
 
 
 def test_another_owner_is_refused(folder):

@@ -107,8 +107,12 @@ class Journal:
         self._path, self._disk, self.image = path, disk, image
         self._fd = os.open(path, os.O_RDWR)
         self._dirty = False
-        for sequence in image.half_erased:
-            self._overwrite_key(sequence)
+        try:
+            for sequence in image.half_erased:
+                self._overwrite_key(sequence)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     @classmethod
     def create(cls, path: Path, disk: Disk, entry: Entry, line: bytes) -> Image:
@@ -183,8 +187,9 @@ class Journal:
         old.synced = max(0, old.synced - 1)  # noted lines equal to written ones mean a closed ledger
         head = _head(size).ljust(_SYNCED_AT, b"\0") + _synced(old.synced)
         self._disk.replace(self._path, head.ljust(PAGE, b"\0"), *(slot.ljust(size, b"\0") for slot in slots))
+        grown = os.open(self._path, os.O_RDWR)  # first: after an error, `close` still closes the old one
         os.close(self._fd)
-        self._fd, self.image.slot_bytes = os.open(self._path, os.O_RDWR), size
+        self._fd, self.image.slot_bytes = grown, size
 
 
 def _head(size: int) -> bytes:

@@ -108,17 +108,19 @@ class Ledger:
     def close(self) -> None:
         """Flush the files and release the lock; no other method may be called afterwards."""
         usable, self._usable = self._usable, False
-        with ExitStack() as stack:
-            for fd in (self._lock, self._append_fd):
-                if fd >= 0:
-                    stack.callback(os.close, fd)
-            self._lock = -1
-            if self._journal is not None:
-                stack.callback(self._journal.close)
-            if usable:
-                with naming(self.folder):
-                    self._flush_lines()
-        self._append_fd, self._journal = -1, None
+        try:
+            with ExitStack() as stack:
+                for fd in (self._lock, self._append_fd):
+                    if fd >= 0:
+                        stack.callback(os.close, fd)
+                self._lock = -1
+                if self._journal is not None:
+                    stack.callback(self._journal.close)
+                if usable:
+                    with naming(self.folder):
+                        self._flush_lines()
+        finally:  # closed again after an error, it would close descriptors that others have opened since
+            self._append_fd, self._journal = -1, None
 
     def __enter__(self) -> Ledger:
         return self
