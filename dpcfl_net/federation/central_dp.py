@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,7 +84,11 @@ class CentralDPServer:
             return None
         owner = {"run": protocol.run, "job": digest(protocol), "role": CENTRAL_SERVER}
         seed = None if noise_seed is None else derive(noise_seed, CENTRAL_SERVER)
-        return cls(algorithm, Ledger(ledgers / CENTRAL_SERVER, owner=owner, durable=durable), seed)
+        with ExitStack() as stack:
+            ledger = stack.enter_context(Ledger(ledgers / CENTRAL_SERVER, owner=owner, durable=durable))
+            server = cls(algorithm, ledger, seed)
+            stack.pop_all()
+        return server
 
     def participations_left(self, slot: str, before: int) -> dict[int, int]:
         """Count the participations that each client has left, by the ledger.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +83,24 @@ def make_host(
             "book", "this worker composes all runs on a record, the job's ledger_scope is 'run': it would enter no book"
         )
     flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
-    ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
-    if job.protocol.ledger_scope == "dataset":
-        with _removed_if_refused(ledger):
-            enrol(algorithm, client, open_data, terms, durable, new_ledger=ledger.is_new)
-    noise_seed, audit = job.experiment.noise, job.experiment.audit
-    identity = _identity(job, client, key_folder)
-    if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
-        canaries = audit.in_model(job.protocol.model.parameters)
-        present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)
-        return AuditedHost(algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
-    shared = engine or (lambda: Engine.of(job.protocol))
-    return ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, identity)
+    with ExitStack() as stack:
+        ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
+        stack.callback(ledger.close)  # in a notebook, the ledger of a client that was not opened would stay locked
+        if job.protocol.ledger_scope == "dataset":
+            with _removed_if_refused(ledger):
+                enrol(algorithm, client, open_data, terms, durable, new_ledger=ledger.is_new)
+        noise_seed, audit = job.experiment.noise, job.experiment.audit
+        identity = _identity(job, client, key_folder)
+        host: ClientHost
+        if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
+            canaries = audit.in_model(job.protocol.model.parameters)
+            present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)
+            host = AuditedHost(algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
+        else:
+            shared = engine or (lambda: Engine.of(job.protocol))
+            host = ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, identity)
+        stack.pop_all()
+    return host
 
 
 def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
@@ -108,7 +114,7 @@ def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
 
 @contextmanager
 def _removed_if_refused(ledger: Ledger) -> Iterator[None]:
-    """Close a ledger if the `with` block fails, and remove a new one, in which nothing is charged.
+    """Remove a new ledger, in which nothing is charged, if the `with` block fails.
 
     A ledger is made before its client is entered in the book: after a crash in between it is there, and the client is entered at
     the next start. So a client that is in the book without a ledger has lost it.
@@ -116,9 +122,8 @@ def _removed_if_refused(ledger: Ledger) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with closing(ledger):  # removed while it is locked, so that no other process takes it for one that was there
-            if ledger.is_new:
-                shutil.rmtree(ledger.folder)
+        if ledger.is_new:  # removed while it is locked, so that no other process takes it for one that was there
+            shutil.rmtree(ledger.folder)
         raise
 
 

@@ -68,8 +68,11 @@ class Hosts(Mapping[int, ClientHost]):
         self._open: OrderedDict[int, ClientHost] = OrderedDict()  # least recently used first
         self._most_open = most_open()
         if job.protocol.ledger_scope == "dataset":  # the guarantee also covers clients that are never drawn
-            for client in self._clients:
-                self[client]
+            with ExitStack() as stack:
+                stack.callback(self.close)  # if a client is refused, the ledgers of those before it would stay locked
+                for client in self._clients:
+                    self[client]
+                stack.pop_all()
 
     def __getitem__(self, client: int) -> ClientHost:
         self._before_step()
@@ -87,9 +90,11 @@ class Hosts(Mapping[int, ClientHost]):
         return len(self._clients)
 
     def close(self) -> None:
-        """Close all ledgers."""
-        for host in self._open.values():
-            host.close()
+        """Close all ledgers, also after an error of one."""
+        with ExitStack() as stack:
+            for host in self._open.values():
+                stack.callback(host.close)
+            self._open.clear()
 
 
 def most_open() -> int:

@@ -63,6 +63,13 @@ def models(folder: Path) -> bytes:
     return found[0].to_bytes(4, "big") + bytes(found[1].models.tobytes())
 
 
+def open_below(folder: Path) -> list[str]:
+    """Files below a folder that this process has open."""
+    handles = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    names = [os.readlink(handle) for handle in handles if os.path.islink(handle)]
+    return [name for name in names if name.startswith(str(folder))]
+
+
 def figures(run: api.Run) -> list[dict]:
     changing = ("seconds", "bytes_up", "bytes_down", "time")
     return [{key: value for key, value in row.items() if key not in changing} for row in run.records]
@@ -120,10 +127,30 @@ def test_in_process_runs_in_this_process_and_leaves_torch_as_it_was(tmp_path, mo
         torch.set_num_threads(before)
     assert set(seen) == {(os.getpid(), 1, torch.float32)}
     assert run.state == "finished"
-    open_files = [
-        os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
-    ]
-    assert not [name for name in open_files if str(tmp_path) in name]
+    assert not open_below(tmp_path)
+
+
+BOOK = {"privacy": {"epsilon": 5, "delta": 1e-4}, "ledger": {"scope": "dataset"}}
+SUMS = {
+    "privacy": {"epsilon": 10, "delta": 1e-3, "trust": "secure-aggregation"}, "algorithm": {"name": "global"},
+    "data": {**TINY["data"], "clients": [2, 2], "train_per_client": 50}, "local": {"batch_size": 50}, "rounds": 2, "model": {"name": "linear"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [(BOOK, "ledgers/client_0001/journal"), (SUMS, "keys/client_0001/client_0001.identity.secret")]
+)
+def test_a_file_of_one_client_that_is_restored_lets_the_same_process_resume_the_run(tmp_path, changes, name):
+    """In a notebook the ledgers of clients that were opened before the error stayed locked until its end."""
+    ledger = {**changes["ledger"], "root": str(tmp_path / "book")} if "ledger" in changes else {}
+    settings = {**TINY, **changes, "ledger": ledger, "output": {}}
+    stopped = api.run(settings, tmp_path, "in-process", callbacks=[lambda metrics: False], progress=False)
+    (stopped.path / name).rename(tmp_path / "kept")
+    with pytest.raises(api.DpcflError, match="client_0001"):
+        api.resume(stopped.path, progress=False)
+    assert not open_below(tmp_path)
+    (tmp_path / "kept").rename(stopped.path / name)
+    assert api.resume(stopped.path, progress=False).state == "finished"
 
 
 def test_callbacks_see_each_round_once_in_order(tmp_path):
