@@ -23,7 +23,7 @@ from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client_host import ClientHost, open_ledger
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
-from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.privacy.ledger.ledger import Ledger, is_missing
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms
 from dpcfl_net.training.precision import hold_to_processor
@@ -83,8 +83,12 @@ def make_host(
             "book", "this worker composes all runs on a record, the job's ledger_scope is 'run': it would enter no book"
         )
     flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
+    folder = ledgers / client_key(client)
+    if job.protocol.ledger_scope == "dataset" and terms.book is not None and is_missing(folder):
+        # Before an empty ledger is made: one that a crash leaves would pass for the client's own at the next start.
+        RecordBook(terms.book, durable=durable).refuse_entered(digest(job.protocol), client)
     with ExitStack() as stack:
-        ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
+        ledger = open_ledger(folder, job.protocol, client, durable=flush)
         stack.callback(ledger.close)  # in a notebook, the ledger of a client that was not opened would stay locked
         if job.protocol.ledger_scope == "dataset":
             with _removed_if_refused(ledger):
@@ -114,14 +118,15 @@ def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
 
 @contextmanager
 def _removed_if_refused(ledger: Ledger) -> Iterator[None]:
-    """Remove a new ledger, in which nothing is charged, if the `with` block fails.
+    """Remove a new ledger, in which nothing is charged, if its client is refused in the `with` block.
 
     A ledger is made before its client is entered in the book: after a crash in between it is there, and the client is entered at
-    the next start. So a client that is in the book without a ledger has lost it.
+    the next start. So a client that is in the book without a ledger has lost it. After any other error, such as a full disk, the
+    client may be in the book already, and the ledger stays.
     """
     try:
         yield
-    except BaseException:
+    except Refused:
         if ledger.is_new:  # removed while it is locked, so that no other process takes it for one that was there
             shutil.rmtree(ledger.folder)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -417,40 +418,75 @@ def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
     assert Terms().policy == Policy()
 
 
-def test_a_client_that_is_in_the_book_spends_its_plan_once_wherever_its_ledger_is_looked_for(tmp_path):
-    """With an empty ledger it would answer each round again, with other noise, and the book would count one run."""
+@pytest.fixture
+def composed_job(tmp_path):
+    """A job whose clients are entered in a book."""
     make_keys(tmp_path / "keys", 2)
     document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "model": {"name": "linear"}, "privacy": PRIVACY}
-    job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
+    return make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
+
+
+def answer(job, tmp_path, ledgers):
+    """The answer of client 0 to the first task of its job, with ledgers in this folder."""
     task = Task(1, "train", {"model": np.zeros(job.protocol.model.parameters, np.float32)})
-
-    def answer(ledgers):
-        with closing(make_host(job, 0, tmp_path / ledgers, terms=Terms(book=tmp_path / "book", budget=(1.0, 1e-4)))) as host:
-            return host.answer(task)
-
-    first = answer("ledgers")
-    assert code_of(lambda: answer("elsewhere")) == "book"
-    assert code_of(lambda: answer("elsewhere")) == "book"  # the first attempt left no ledger
-    assert not [*(tmp_path / "elsewhere").iterdir()]
-    assert answer("ledgers").release == first.release
-    shutil.rmtree(tmp_path / "ledgers")
-    assert code_of(lambda: answer("ledgers")) == "book"
+    with closing(make_host(job, 0, tmp_path / ledgers, terms=Terms(book=tmp_path / "book", budget=(1.0, 1e-4)))) as host:
+        return host.answer(task)
 
 
-def test_a_crash_before_a_client_is_in_the_book_leaves_one_that_starts(tmp_path, monkeypatch):
-    make_keys(tmp_path / "keys", 2)
-    document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}
-    job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
-    terms = Terms(book=tmp_path / "book")
+def crash_before_the_book(job, tmp_path, monkeypatch, ledgers):
+    """Kill a worker before its client is entered in the book."""
     with monkeypatch.context() as crashed:
         crashed.setattr(client_hosts, "enrol", lambda *args, **more: os._exit(7))
         child = os.fork()
         if not child:
-            make_host(job, 0, tmp_path / "ledgers", terms=terms)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            try:
+                answer(job, tmp_path, ledgers)
+            finally:
+                os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_client_that_is_in_the_book_spends_its_plan_once_wherever_its_ledger_is_looked_for(composed_job, tmp_path):
+    """With an empty ledger it would answer each round again, with other noise, and the book would count one run."""
+    first = answer(composed_job, tmp_path, "ledgers")
+    for _ in range(2):  # the first attempt left no ledger
+        assert code_of(lambda: answer(composed_job, tmp_path, "elsewhere")) == "book"
+    assert not (tmp_path / "elsewhere").exists()
+    assert answer(composed_job, tmp_path, "ledgers").release == first.release
+    shutil.rmtree(tmp_path / "ledgers")
+    assert code_of(lambda: answer(composed_job, tmp_path, "ledgers")) == "book"
+
+
+def test_a_crash_before_a_client_is_in_the_book_leaves_one_that_starts(composed_job, tmp_path, monkeypatch):
+    assert crash_before_the_book(composed_job, tmp_path, monkeypatch, "ledgers")
     assert [*(tmp_path / "ledgers").iterdir()]
-    make_host(job, 0, tmp_path / "ledgers", terms=terms).close()
-    make_host(job, 0, tmp_path / "ledgers", terms=terms).close()
+    first = answer(composed_job, tmp_path, "ledgers")
+    assert answer(composed_job, tmp_path, "ledgers").release == first.release
+    assert len(RecordBook(tmp_path / "book").claims()) == 1
+
+
+def test_a_crash_of_a_worker_without_its_ledger_leaves_no_empty_one_that_would_spend_the_plan_again(
+    composed_job, tmp_path, monkeypatch
+):
+    answer(composed_job, tmp_path, "ledgers")
+    shutil.rmtree(tmp_path / "ledgers")
+    crash_before_the_book(composed_job, tmp_path, monkeypatch, "ledgers")
+    assert code_of(lambda: answer(composed_job, tmp_path, "ledgers")) == "book"
+
+
+def test_a_disk_that_is_full_once_a_client_is_in_the_book_leaves_one_that_starts(composed_job, tmp_path, monkeypatch):
+    """Without the ledger the client would be refused for ever, and its budget would be spent for nothing."""
+
+    def full(self, lines):
+        if lines:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as filled:
+        filled.setattr(RecordBook, "_count", full)
+        with pytest.raises(OSError, match="No space left"):
+            answer(composed_job, tmp_path, "ledgers")
+    first = answer(composed_job, tmp_path, "ledgers")
+    assert answer(composed_job, tmp_path, "ledgers").release == first.release
     assert len(RecordBook(tmp_path / "book").claims()) == 1
 
 

@@ -310,7 +310,7 @@ class Ledger:
         if any(name.endswith(DRAFT) for name in results):
             remove_drafts(self.folder / RELEASES)
             results = os.listdir(self.folder / RELEASES)
-        self.is_new = not {LINES, JOURNAL} & set(names) and not results
+        self.is_new = _is_new(names, results)
         if self.is_new:
             chain = self._created(header)
         else:
@@ -410,6 +410,20 @@ class Ledger:
         with naming(self.folder):
             yield
         self._usable = True
+
+
+def is_missing(folder: Path) -> bool:
+    """Return True if a folder holds no part of a ledger, so that opening it makes a new one.
+
+    Args:
+        folder: Folder of the ledger; may be missing.
+    """
+    names, results = ([path.name for path in part.iterdir()] if part.is_dir() else [] for part in (folder, folder / RELEASES))
+    return _is_new(names, [name for name in results if not name.endswith(DRAFT)])
+
+
+def _is_new(names: Sequence[str], results: Sequence[str]) -> bool:
+    return not {LINES, JOURNAL} & set(names) and not results
 
 
 def read_state(folder: Path, job: str) -> bytes | None:

@@ -104,11 +104,7 @@ class RecordBook:
             if same and [replace(p, budget=budget) for p in same] != [claim]:
                 raise Refused("claim", f"job {claim.job[:12]} made another claim for client {claim.client} before")
             if same and not again:
-                raise Refused(
-                    "book",
-                    f"job {claim.job[:12]} was entered for client {claim.client} before, and its ledger is not where this worker looks: with an "
-                    "empty one it would spend its plan a second time; give the folder of its ledger, or make a new job",
-                )
+                raise _without_ledger(claim.job, claim.client)
             self._count(lines)  # a crash may have come before the counter of the last line was written
             others = [p for p in claims if p.job != claim.job]
             histories = self._histories(claim, own, others)
@@ -117,6 +113,19 @@ class RecordBook:
                 self._hold(claim, histories, budget, compose)
             if not same:
                 self._append(lines, claim, own)
+
+    def refuse_entered(self, job: str, client: int) -> None:
+        """Check that a client without a ledger was never entered; to be called before a ledger is made for it.
+
+        Args:
+            job: Hash of the signed protocol.
+            client: Client id.
+
+        Raises:
+            Refused: "book" if the client was entered for this job: it has lost its ledger.
+        """
+        if any((claim.job, claim.client) == (job, client) for claim in self.claims()):
+            raise _without_ledger(job, client)
 
     def spent(self, job: str, client: int, delta: float, compose: Compose, budget: Budget | None = None) -> tuple[float, int]:
         """Compute epsilon of the costliest record of a client over all runs so far.
@@ -325,6 +334,14 @@ def _largest(table: np.ndarray) -> np.ndarray:
                 return rows.max(axis=0, keepdims=True)
         rows = np.stack(kept)
     return rows
+
+
+def _without_ledger(job: str, client: int) -> Refused:
+    return Refused(
+        "book",
+        f"job {job[:12]} was entered for client {client} before, and its ledger is not where this worker looks: with an "
+        "empty one it would spend its plan a second time; give the folder of its ledger, or make a new job",
+    )
 
 
 def _broken(where: str) -> LedgerError:
