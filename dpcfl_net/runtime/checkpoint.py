@@ -82,8 +82,9 @@ class Checkpoints:
             self._write_files(draft, state, packed)
             _remove(final)
             draft.rename(final)
-        self._flushing = Future()
-        threading.Thread(target=self._flush, args=(final, self._flushing), name="checkpoint").start()
+        flushing: Future[None] = Future()
+        threading.Thread(target=self._flush, args=(final, flushing), name="checkpoint").start()
+        self._flushing = flushing  # last: if no thread can start, `flush` has nothing to wait for
 
     def _write_files(self, draft: Path, state: State, packed: bytes) -> None:
         from safetensors.numpy import save

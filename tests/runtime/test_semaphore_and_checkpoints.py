@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,6 +332,26 @@ def test_a_flush_that_fails_stops_the_next_write(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         checkpoints.write(2, state(2))
     assert checkpoints.rounds() == [1]
+
+
+def test_a_checkpoint_whose_flush_cannot_start_ends_the_run_and_does_not_hold_it_up(tmp_path, monkeypatch):
+    """As under a limit on processes (`ulimit -u`, a container's): the end of the run waited for that flush for ever."""
+
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            checkpoints.write(1, State(np.zeros((1, 2), np.float32), [0]))
+    end = threading.Thread(target=checkpoints.flush, daemon=True)
+    end.start()
+    end.join(10)
+    assert not end.is_alive()
+    checkpoints.write(2, State(np.ones((1, 2), np.float32), [0]))
+    checkpoints.flush()
+    assert checkpoints.newest()[0] == 2
 
 
 def test_a_full_disk_names_the_checkpoint(tmp_path):
