@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -11,10 +12,13 @@ from typing import Any
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.files import reason
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.launch.placement.base import ClientRange, failure
 from dpcfl_net.launch.placement.messages import GroupCommand, Message, SendSignal, SignalAggregator
+
+_log = logging.getLogger(__name__)
 
 Send = Callable[[Message], None]
 
@@ -26,9 +30,8 @@ class RemoteProcess:
         log: File for the end of its log.
     """
 
-    reason = ""  # its agent adds it to the log
-
     def __init__(self, log: Path) -> None:
+        self.reason = ""  # its agent adds it to the log
         self.log_path, self._has_ended = log, threading.Event()
         self._code: int | None = None
         self._read, self._write = os.pipe()
@@ -60,8 +63,12 @@ class RemoteProcess:
             code: Exit code.
             log: End of its log.
         """
-        with self.log_path.open("a") as file:
-            file.write(log if log.endswith("\n") or not log else log + "\n")
+        try:
+            with self.log_path.open("a") as file:
+                file.write(log if log.endswith("\n") or not log else log + "\n")
+        except OSError as error:  # a full disk: the launcher must hear of the end all the same
+            self.reason = log
+            _log.warning("%s: %s", self.log_path, reason(error))
         self._code = code
         self._has_ended.set()
         os.close(self._write)
@@ -117,7 +124,7 @@ class RemoteAggregator(RemoteProcess):
 
     def failure(self, code: int | None) -> DpcflError:
         """See `base.Role`."""
-        return failure(self.title, code, self.log_path)
+        return failure(self.title, code, self.log_path, self.reason)
 
     def listens(self, address: str) -> None:
         """Record the address on its host.

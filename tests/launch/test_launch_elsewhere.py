@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ from dpcfl_net.experiment.config import load
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.new_run import new_folder
 from dpcfl_net.launch.placement import slurm
+from dpcfl_net.launch.placement.base import LOST, ClientRange
+from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.messages import (
     AgentError,
     AgentHello,
@@ -38,6 +41,7 @@ from dpcfl_net.launch.placement.messages import (
     read_command,
     read_report,
 )
+from dpcfl_net.launch.placement.remote import Host, HostAgent
 from dpcfl_net.launch.placement.shares import assign_processes
 from dpcfl_net.launch.placement.ssh import read_hosts
 from dpcfl_net.results.verify import verify_run
@@ -439,6 +443,35 @@ def test_lines_of_another_version_are_refused():
 
 def hello_of(host: str) -> AgentHello:
     return AgentHello.model_construct(say="hello", version=__version__, host=host, cores=1, memory=1, gpus=[])
+
+
+def lines_of_agent(*reports) -> str:
+    """A shell command that answers as an agent: the first report at once, the others after a command."""
+    first, *others = (f"printf '%s\\n' '{report.line().decode().strip()}'" for report in reports)
+    return "; ".join([first, "read -r command", *others, "cat > /dev/null"])
+
+
+@pytest.mark.timeout(60)
+def test_the_end_of_a_worker_elsewhere_is_heard_though_its_log_cannot_be_written_here(tmp_path):
+    """On a full disk the launcher did not hear of it, and waited for a worker that had ended; nor was any other ended then."""
+    words = lines_of_agent(hello_of("a"), WorkerEnded(first=0, code=4, log="RunFailed: why it ended\n"))
+    agent = HostAgent(Host("a", lambda: CommandConnection(["sh", "-c", words], tmp_path / "log")))
+    agent.open()
+    full = Path("/dev/full")
+    agent.wait_for(agent.has_answered, 30)
+    other = agent.start(ClientRange(range(1, 2)), full)
+    ended = agent.start(ClientRange(range(1)), full)
+    try:
+        assert wait([ended.sentinel], 20)
+        assert (ended.wait(), ended.reason.strip(), other.poll()) == (4, "RunFailed: why it ended", None)
+        agent.hang_up()
+        assert wait([other.sentinel], 20)
+        assert other.wait() == LOST
+    finally:
+        agent.hang_up()
+        agent.join(20)
+        for handle in (ended, other):
+            handle.close()
 
 
 def test_a_host_cannot_write_control_characters_to_the_operators_terminal(tmp_path):
