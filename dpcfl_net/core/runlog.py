@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ class Lines:
 
     def close(self) -> None:
         os.close(self._handle)
+
+
+@contextmanager
+def all_open(*paths: Path) -> Iterator[list[Lines]]:
+    """Open several files inside the `with` block; if one cannot be opened, the others are closed."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(Lines(path))) for path in paths]
 
 
 def _text(line: dict[str, Any]) -> str:

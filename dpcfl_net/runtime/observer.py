@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.partition import DataSettings
 from dpcfl_net.experiment.cost_estimate import is_evaluated
@@ -88,7 +88,6 @@ class Observer:
         self._every = spec.evaluate_every
         files = RunFolder(spec.folder)
         self._checkpoints, self._warnings = files.checkpoints, files.warnings
-        self._metrics, self._clusters, self._spans = Lines(files.metrics), Lines(files.clusters), Lines(files.spans)
         self._algorithm = job.algorithm
         self._test_sets = TestSetEvaluator(job, spec.data_root)
         self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.capabilities.personal else None
@@ -100,6 +99,10 @@ class Observer:
                     self._personal.resume(line)
         self._scored = {line["round"] for line in runlog.each(files.clusters) if "assigned" in line}
         self._unscored = self._written - self._scored  # by a crash or a full disk between the two files
+        self._open = ExitStack()
+        self._metrics, self._clusters, self._spans = self._open.enter_context(
+            runlog.all_open(files.metrics, files.clusters, files.spans)
+        )
 
     def listen(self, inbox: ObserverInbox) -> None:
         """Take messages until the coordinator ends the run and the figures of the last round are complete.
@@ -151,14 +154,12 @@ class Observer:
 
     def _warn(self, text: str) -> None:
         _log.warning("%s", text)
-        warnings = Lines(self._warnings)
-        warnings.write({"view": "observer", "time": time.time(), "text": text})
-        warnings.close()
+        with runlog.all_open(self._warnings) as (warnings,):
+            warnings.write({"view": "observer", "time": time.time(), "text": text})
 
     def close(self) -> None:
         """Close the files."""
-        for lines in (self._metrics, self._clusters, self._spans):
-            lines.close()
+        self._open.close()
 
     def _waiting(self) -> bool:
         return self._personal is not None and self.job.protocol.rounds not in self._written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.atomic import replacing
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.runlog import Lines
+from dpcfl_net.core.runlog import all_open
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.pause import Pause
@@ -42,9 +43,10 @@ class ServerRecords:
         self._virtual, self._clock = virtual_time is not None, virtual_time or time.time
         self._files = files = RunFolder(folder)
         files.addresses.mkdir(parents=True, exist_ok=True)
-        self._messages = Lines(files.messages)
-        self._metrics, self._clusters = Lines(files.metrics), Lines(files.clusters)
-        self._spans, self._warnings = Lines(files.spans), Lines(files.warnings)
+        self._open = ExitStack()
+        self._messages, self._metrics, self._clusters, self._spans, self._warnings = self._open.enter_context(
+            all_open(files.messages, files.metrics, files.clusters, files.spans, files.warnings)
+        )
         self._round_start, self._wall_start = self._clock(), time.time()
         self._bytes, self._started = (0, 0), 0
 
@@ -68,8 +70,7 @@ class ServerRecords:
 
     def close(self) -> None:
         """Close the files."""
-        for lines in (self._messages, self._metrics, self._clusters, self._spans, self._warnings):
-            lines.close()
+        self._open.close()
 
     def message(self, line: dict[str, Any]) -> None:
         """Record the header of a message, if its kind is logged."""

@@ -153,6 +153,19 @@ def test_a_file_of_one_client_that_is_restored_lets_the_same_process_resume_the_
     assert api.resume(stopped.path, progress=False).state == "finished"
 
 
+def test_a_record_that_cannot_be_written_leaves_no_other_open(tmp_path):
+    """Each attempt to resume the run in a notebook left descriptors open."""
+    stopped = api.run(TINY, tmp_path, "in-process", callbacks=[lambda metrics: False], progress=False)
+    warnings = stopped.path / "warnings.jsonl"
+    warnings.unlink(missing_ok=True)
+    warnings.mkdir()
+    with pytest.raises(api.RunFailed, match=r"warnings\.jsonl: is a folder, not a file"):
+        api.resume(stopped.path, progress=False)
+    assert not open_below(tmp_path)
+    warnings.rmdir()
+    assert api.resume(stopped.path, progress=False).state == "finished"
+
+
 def test_callbacks_see_each_round_once_in_order(tmp_path):
     seen: list[api.RoundMetrics] = []
     run = api.run({**TINY, "output": {"evaluate_every": 2}}, tmp_path, "in-process", callbacks=[seen.append], progress=False)
