@@ -13,6 +13,7 @@ import numpy as np
 from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.partition import DataSettings
@@ -110,19 +111,21 @@ class Observer:
         Args:
             inbox: Socket of the observer.
         """
+        clock = AwakeClock()  # after a pause of the whole run, clients still have their time to report
         ended: float | None = None
-        heard = time.monotonic()
+        heard = clock.now()
         while True:
             notes = inbox.poll(1.0 if ended is None else QUIET_S)
-            heard = time.monotonic() if any(isinstance(note, Models | End) for note in notes) else heard
-            if ended is None and time.monotonic() - heard > SILENT_S and self._last_round_is_done():
+            now = clock.now()
+            heard = now if any(isinstance(note, Models | End) for note in notes) else heard
+            if ended is None and now - heard > SILENT_S and self._last_round_is_done():
                 ended = heard  # the coordinator could not reach this observer, and its message of the end is lost
             for note in notes:
                 if isinstance(note, End):
-                    ended = time.monotonic()
+                    ended = now
                 else:
                     self.take(note)
-            if ended is not None and self._is_over(time.monotonic() - ended, quiet=not notes):
+            if ended is not None and self._is_over(clock.now() - ended, quiet=not notes):
                 self.evaluate_last_round()
                 return
 

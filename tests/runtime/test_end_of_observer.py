@@ -64,6 +64,26 @@ def test_figures_that_come_while_others_report_are_taken():
     assert REPORT in ending.taken
 
 
+def test_figures_that_a_pause_of_the_run_held_up_are_taken(monkeypatch):
+    """After Ctrl-Z and fg the observer may look before its clients have sent anything: the last figures were those of an earlier round."""
+    monkeypatch.setattr(observer, "LATE_S", 15.0)
+    running, paused = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: running() + sum(paused))
+
+    def pause():
+        yield [End(3, "")]
+        paused.append(60.0)
+        yield []
+        yield [REPORT]
+        while True:
+            yield []
+
+    ending, inbox = Ending(waits=True), Inbox([])
+    inbox.batches, inbox.until = pause(), running() + 90
+    ending.listen(inbox)
+    assert REPORT in ending.taken
+
+
 def test_a_lost_end_is_noticed_while_a_client_reports():
     started = time.monotonic()
     Ending(last_round_is_done=True).listen(Inbox([SPAN]))
