@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import zmq
 
@@ -93,6 +94,8 @@ class Worker:
         self._idle = False
         self._left = -math.inf  # when the newest answer with a deadline leaves
         self._at_work = False  # computes now; the coordinator counts the timeout from the heartbeat that says so
+        self._keeps_turn = False  # the turn to compute the task is kept to evaluate the personal model after it
+        self._kept_turn: contextlib.ExitStack | None = None
         host.turn = self._computing
 
     def serve(self) -> None:
@@ -143,7 +146,20 @@ class Worker:
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
         # With a deadline the phase must not tell when a core became free: the client before on this core may have hidden its time.
-        self._at_work = event.task not in STAGES and answer_interval_s(self.job.protocol, event.task) is not None
+        has_deadline = answer_interval_s(self.job.protocol, event.task) is not None
+        self._at_work = event.task not in STAGES and has_deadline
+        # A client that is told to leave while it waits for another turn would be ended before it has reported its figures.
+        self._keeps_turn = outbox is not None and self.host.algorithm.capabilities.personal and not has_deadline
+        try:
+            self._answer(event, outbox)
+        finally:
+            if self._kept_turn is not None:
+                self._kept_turn.close()
+            self._span = self._kept_turn = None
+        memory.give_back_freed()
+
+    def _answer(self, event: ClientEvent, outbox: ObserverOutbox | None) -> None:
+        """Answer a task, then report to the observer."""
         _log.debug("client %d, round %d: %s begins", self.spec.client, event.round, event.task)
         answer = self.host.answer(Task(event.round, event.task, event.tensors, event.blake3))
         _log.debug(
@@ -163,9 +179,7 @@ class Worker:
                 spans.append(("train", event.round, *self._span))
             self._report(spans)
             if event.task not in STAGES:  # they leave the personal model as it was in the round before
-                self._report_personal(outbox, event.round)
-        self._span = None
-        memory.give_back_freed()
+                self._report_personal(outbox, event.round, self._kept_turn)
 
     def _report(self, spans: Sequence[Period] = (), now: bool = False, wait: bool = False) -> None:
         """Report periods of work to the observer, with the results that have arrived meanwhile; those of short tasks share a message.
@@ -206,11 +220,14 @@ class Worker:
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
-        with self._turn():
+        with contextlib.ExitStack() as turn:
+            turn.enter_context(self._turn())
             self._at_work = True
             started = time.time()
             yield
             self._span = started, time.time()
+            if self._keeps_turn:
+                self._kept_turn = turn.pop_all()
 
     def _link(self) -> ObserverOutbox | None:
         """Connect to the observer at the first task; None without an observer."""
@@ -222,17 +239,24 @@ class Worker:
             )
         return self._outbox
 
-    def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
+    def _report_personal(
+        self, outbox: ObserverOutbox, t: int, turn: contextlib.AbstractContextManager[Any] | None = None
+    ) -> None:
         """Report the accuracy of the personal model on the client's evaluated records; the observer does not get the model.
 
         A client without one evaluates the initial model and reports nothing: its next answer in a secure sum must not come earlier
         than that of a client that a secret coin has drawn.
+
+        Args:
+            outbox: Connection to the observer.
+            t: Round.
+            turn: The kept turn to compute, which ends with the evaluation; None: wait for one.
         """
         if not self.host.algorithm.capabilities.personal:
             return
         model = self.host.personal_model()
         records = evaluated_records(self.job, self.spec.client, self.spec.data_root)
-        with self._turn():
+        with self._turn() if turn is None else turn:
             engine = self.host.engine
             initial = engine.initial_model
             accuracy, loss = engine.evaluator.accuracy_and_loss(initial if model is None else model, records)

@@ -17,6 +17,7 @@ from conftest import SMALL, assert_nothing_left, charged_by_round, command_line
 from run_results import job_of, last_models
 from simulate import simulate
 
+import dpcfl_net as api
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import Task
@@ -25,6 +26,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, ClientPool
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import bench_live
+from dpcfl_net.launch.placement import worker_pool
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.local import LocalLauncher
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
@@ -328,6 +330,42 @@ def test_a_killed_one_of_three_comes_back(all_connected, tmp_path):
     assert watching.struck.startswith("client ")
     assert last_models(folder) == last_models(all_connected)
     assert len(charged_by_round(folder, job_of(folder), int(watching.struck.split()[1]))) == 4
+
+
+SLOW_LOCAL = """
+import time
+
+from dpcfl_net.algorithms.base import on_client
+from dpcfl_net.algorithms.local import Local
+
+
+class SlowLocal(Local):
+    name = "slow-local"
+
+    @on_client(charges=["train"], takes={}, gives={})
+    def train(self, me):
+        time.sleep(1.5)
+        return Local.train(self, me)
+"""
+
+
+def test_a_client_that_makes_room_for_another_reports_the_figures_of_its_model_first(tmp_path, monkeypatch):
+    """It waited for a core once more after its answer, was ended meanwhile, and an earlier round's figures were its final ones."""
+    (tmp_path / "slow_local.py").write_text(SLOW_LOCAL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # of the processes, too
+    monkeypatch.setattr(worker_pool, "EXIT_S", 0.5)  # less than the training of another client, as 15 s are with many of them
+    settings = {
+        **TWELVE, "data": {**TWELVE["data"], "clients": [2, 1]}, "rounds": 2,
+        "privacy": {"epsilon": 5, "delta": 1e-4, "noise": "seeded", "noise_seed": "5eed" * 16},
+    }  # fmt: skip
+    few = {"algorithm": {"name": "slow_local:SlowLocal"}, "runtime": {"max_live_workers": 2, "slots": 1}}
+    figures = []
+    for changes in ({"algorithm": {"name": "local"}, "runtime": {"federation": "in-process"}}, few):
+        done = api.run({**settings, **changes}, tmp_path / "runs", progress=False)
+        lines = [line for line in runlog.read(done.path / "metrics.jsonl") if "accuracy_by_client" in line]
+        figures.append({line["round"]: line["loss_by_client"] for line in lines}[2])
+    assert figures[0] == figures[1]
 
 
 @pytest.mark.parametrize("most", [12, 3])
