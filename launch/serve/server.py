@@ -87,10 +87,14 @@ class PageServer(ThreadingHTTPServer):
         self.server_name, self.server_port = "localhost", self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread has started that would give the place back
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -369,6 +370,19 @@ def test_silent_connections_do_not_add_up_without_bound(reader: Client) -> None:
     deadline = time.monotonic() + 10
     while not answers(reader):
         assert time.monotonic() < deadline
+
+
+def test_requests_for_which_no_thread_could_start_keep_no_places(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while at a limit on processes the server refused everything for ever."""
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        for _ in range(MOST_REQUESTS):
+            assert not answers(reader)
+    assert answers(reader)
 
 
 def test_requests_that_come_byte_by_byte_do_not_keep_others_out(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
