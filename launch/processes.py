@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -283,15 +284,16 @@ class FederationRun:
         """See `run_kinds.Run`."""
         for child in self.children.values():
             child.signal(SIGTERM)
-        self.placement.close()
-        stop([*self.children.values()], STOP_S)
-        self.children.clear()
-        self._pipes.close()
-        if self._links is not None:
-            self._links.close()
-        if self._aggregators is not None:
-            self._aggregators.close()
-        self._warnings.close()
+        with ExitStack() as stack:  # from the last to the first, each also after an error of another
+            stack.callback(self._warnings.close)
+            if self._aggregators is not None:
+                stack.callback(self._aggregators.close)
+            if self._links is not None:
+                stack.callback(self._links.close)
+            stack.callback(self._pipes.close)
+            stack.callback(self.children.clear)
+            stack.callback(stop, [*self.children.values()], STOP_S)
+            self.placement.close()
 
     def devices(self) -> dict[str, int]:
         """See `run_kinds.Run`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -158,11 +159,12 @@ class _Attempt:
                 self.recorder.write("failed", last=True, error=f"{type(error).__name__}: {error}")
             raise
         finally:
-            self.display.close()
-            if self.faults is not None:
-                self.faults.close()
-            if self.processes is not None:
-                self.processes.stop()
+            with ExitStack() as stack:  # last what must happen also after an error of the others
+                if self.processes is not None:
+                    stack.callback(self.processes.stop)
+                if self.faults is not None:
+                    stack.callback(self.faults.close)
+                self.display.close()
 
     def _follow(self) -> None:
         """Start the run and watch it to its end."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from api_runs import TINY
+from conftest import assert_nothing_left
 
+from dpcfl_net.core.errors import StopRun
+from dpcfl_net.experiment import config
+from dpcfl_net.launch import running
 from dpcfl_net.launch.placement.child import ForkServer, role_environment, start_of
 from dpcfl_net.launch.placement.host_aggregator import end_of_log
 
@@ -35,6 +41,27 @@ def test_another_error_is_told_too_where_the_log_cannot_be_written(tmp_path):
     (tmp_path / "full").symlink_to("/dev/full")
     found = message_of("full_disk:empty", "", tmp_path / "full")
     assert found.startswith("the child ended with code 70: AttributeError: module 'full_disk' has no attribute 'empty'")
+
+
+class Broken:
+    """A display whose terminal goes away."""
+
+    def prepare(self, step: str) -> None:
+        pass
+
+    def update(self, view: Any) -> None:
+        if view.round >= 1:
+            raise StopRun
+
+    def close(self) -> None:
+        raise BrokenPipeError("the terminal is gone")
+
+
+def test_a_display_that_cannot_be_closed_leaves_no_process_and_no_file_open(tmp_path):
+    settings = config.resolve({**TINY, "rounds": 2000, "output": {"transcript": "off"}})
+    with pytest.raises(BrokenPipeError, match="the terminal is gone"):
+        running.run_in(tmp_path, settings, Broken())
+    assert_nothing_left(tmp_path)
 
 
 def test_an_agent_sends_the_end_of_a_log_with_the_message_that_it_lacks(tmp_path):
