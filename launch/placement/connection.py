@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,7 @@ from dpcfl_net.launch.placement.base import LOST
 from dpcfl_net.launch.placement.messages import LONGEST
 
 STDERR_TAIL = 400  # characters of the standard error of a failed command
+SEND_S = 120.0  # for a host that reads nothing, as where its agent is stopped; it is lost then
 
 
 class HostConnection(Protocol):
@@ -48,21 +51,29 @@ class CommandConnection:
     """
 
     def __init__(self, argv: Sequence[str], log: Path) -> None:
-        self._log, self._lock = log, threading.Lock()
+        self._log, self._lock, self._silent = log, threading.Lock(), ""
         with log.open("ab") as errors:
             self._log_start = errors.tell()
             # New session: Ctrl-C reaches only the launcher, which ends all processes in order.
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, bufsize=0
             )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     def send(self, data: bytes) -> None:
         """See `HostConnection`."""
         assert self._process.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
-            view = memoryview(data)
+            room, view = select.poll(), memoryview(data)
+            room.register(self._process.stdin, select.POLLOUT)
             while view:
-                view = view[self._process.stdin.write(view) or 0 :]
+                written = self._process.stdin.write(view)
+                view = view[written or 0 :]
+                if not written and not room.poll(1000 * SEND_S):
+                    self._silent = f"it has read no command for {SEND_S:g} s"
+                    self._process.kill()
+                    return
 
     def reports(self) -> Iterator[bytes]:
         """See `HostConnection`."""
@@ -76,6 +87,8 @@ class CommandConnection:
 
     def failure(self) -> str:
         """See `HostConnection`."""
+        if self._silent:
+            return self._silent
         try:
             code: int | str = self._process.wait(5)
         except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -23,12 +24,13 @@ from hypothesis import strategies as st
 
 from dpcfl_net import __version__
 from dpcfl_net.core import runlog
-from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
+from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config import load
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.new_run import new_folder
-from dpcfl_net.launch.placement import slurm
+from dpcfl_net.launch.placement import connection, slurm
 from dpcfl_net.launch.placement.base import LOST, ClientRange
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.messages import (
@@ -37,6 +39,7 @@ from dpcfl_net.launch.placement.messages import (
     GroupCommand,
     LedgerUpdate,
     PrepareKeys,
+    SetJob,
     WorkerEnded,
     read_command,
     read_report,
@@ -472,6 +475,24 @@ def test_the_end_of_a_worker_elsewhere_is_heard_though_its_log_cannot_be_written
         agent.join(20)
         for handle in (ended, other):
             handle.close()
+
+
+def test_a_host_that_reads_nothing_is_lost_and_does_not_hold_up_the_launcher(tmp_path, monkeypatch):
+    """As where its agent is stopped: the launcher waited in the middle of a long command for ever, and heard no Ctrl-C."""
+    monkeypatch.setattr(connection, "SEND_S", 0.5, raising=False)
+    words = ["sh", "-c", f"printf '%s\\n' '{hello_of('a').line().decode().strip()}'; exec sleep 60"]
+    agent = HostAgent(Host("a", lambda: CommandConnection(words, tmp_path / "log")))
+    agent.open()
+    agent.wait_for(agent.has_answered, 30)
+    job = SetJob(files={"experiment.json": "x" * 2**20}, operator_key="", connect="", observer="", runtime=RuntimeSettings(),
+                 data_root=None, firsts=[0])  # fmt: skip
+    sending = threading.Thread(target=agent.send, args=(job,), daemon=True)
+    sending.start()
+    sending.join(10)
+    assert not sending.is_alive()
+    with pytest.raises(RunFailed, match=r"host a: it has read no command for 0\.5 s"):
+        agent.wait_for(agent.has_keys, 30)
+    agent.join(10)
 
 
 def test_a_host_cannot_write_control_characters_to_the_operators_terminal(tmp_path):
