@@ -240,6 +240,15 @@ class PersonalFigures:
         """
         yield from self._rounds(self._protocol.rounds)
 
+    def unreported(self, t: int) -> list[int]:
+        """List the clients of a round that have not reported it yet; none if they are unknown or the round is over.
+
+        Args:
+            t: Round.
+        """
+        expected = self._expected(t) if t > self._done else None
+        return [] if expected is None else sorted(expected - self._reports.get(t, {}).keys())
+
     def _rounds(self, given_up: int) -> Iterator[tuple[int, PersonalFigures]]:
         """Yield rounds in order up to the first that is neither complete nor given up."""
         for t in sorted(self._published if self._secret else self._reports):
@@ -262,8 +271,15 @@ class PersonalFigures:
 
     def _is_complete(self, t: int) -> bool:
         """Return True if all clients of a round have reported; False if a server that was started again does not name them."""
-        expected = self._published[t].clients if self._sampled else self._there(t)
-        return expected is not None and set(expected) <= self._reports.get(t, {}).keys()
+        expected = self._expected(t)
+        return expected is not None and expected <= self._reports.get(t, {}).keys()
+
+    def _expected(self, t: int) -> set[int] | None:
+        """Clients that report a round; None if the server has not named them."""
+        if not self._sampled:
+            return self._there(t)
+        published = self._published.get(t)
+        return None if published is None or published.clients is None else set(published.clients)
 
     def _there(self, t: int) -> set[int]:
         """Clients whose schedule has them in a round."""

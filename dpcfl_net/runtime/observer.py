@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 # After the end the observer exits when no message came for QUIET_S and no figures are missing or they are LATE_S late. Messages
 # that keep coming put this off until LATE_S after the end, or MOST_LATE_S if figures are missing: no client can hold up the end.
 QUIET_S, LATE_S, MOST_LATE_S = 0.5, 15.0, 120.0
+MOST_NAMED = 20  # clients in a warning
 SILENT_S = 30.0  # silence of the coordinator after the checkpoint of the last round that counts as the end
 
 
@@ -146,7 +147,14 @@ class Observer:
         """
         last = self.job.protocol.rounds
         if self._personal is not None:
+            unreported = [] if last in self._written else self._personal.unreported(last)
             self._write_personal(self._personal.rest())
+            if unreported and last in self._written:
+                more = f" and {len(unreported) - MOST_NAMED} more" if len(unreported) > MOST_NAMED else ""
+                self._warn(
+                    f"no accuracy after the last round was reported by client{'s' * (len(unreported) > 1)} "
+                    f"{', '.join(map(str, unreported[:MOST_NAMED]))}{more}: the final one is that of an earlier model"
+                )
             if not self._written and self._last_round_is_done():
                 self._warn('no client reported figures of a personal model: its client steps must keep it in me.state["model"]')
         if last in self._written or self._personal is not None or not self._checkpoints.is_dir():

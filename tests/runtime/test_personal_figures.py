@@ -96,6 +96,20 @@ def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path):
         assert sorted(written(tmp_path)) == [1, 2, 3, 4]  # client 3 may still report the others
         observer.evaluate_last_round()
     assert written(tmp_path) == {t: [t / 10] * 3 + [0.1] for t in range(1, 7)}
+    (warning,) = runlog.read(RunFolder(tmp_path).warnings)
+    assert warning["text"].startswith("no accuracy after the last round was reported by client 3: the final one is that of an")
+
+
+def test_figures_that_all_clients_have_reported_come_without_a_warning(job_of, tmp_path):
+    job = job_of()
+    with observing(job, tmp_path) as observer:
+        for t in (5, 6):
+            report(observer, t, dict.fromkeys(range(4), t / 10))
+            published(observer, job, t)
+        observer.evaluate_last_round()
+    with observing(job, tmp_path) as observer:  # started again, without the reports of the one before
+        observer.evaluate_last_round()
+    assert not RunFolder(tmp_path).warnings.exists()
 
 
 def test_a_report_that_comes_late_counts_in_its_round_and_not_over_newer_ones(job_of, tmp_path):
