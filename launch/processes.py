@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
@@ -271,12 +272,13 @@ class FederationRun:
     def finish(self) -> None:
         """See `run_kinds.Run`."""
         assert self._pool is not None
-        deadline = time.monotonic() + STOP_S
-        while self._pool.sentinels and time.monotonic() < deadline:
+        clock = AwakeClock()
+        deadline = clock.now() + STOP_S
+        while self._pool.sentinels and clock.now() < deadline:
             for sentinel in wait(self._pool.sentinels, timeout=0.1):
                 self._pool.ended(sentinel)
         for child in self.children.values():  # aggregators, whose last records a host still has to send
-            child.wait(max(0.0, deadline - time.monotonic()))
+            child.wait(max(0.0, deadline - clock.now()))
         if unmeasured := unmeasured_rounds(self.folder, self.config.rounds, self._evaluate_every):
             self._report(_unmeasured(unmeasured, self.config.rounds, self._files.log(OBSERVER)), unmeasured=unmeasured)
 
@@ -315,8 +317,9 @@ class FederationRun:
     def _address(self, name: str, interrupts: Interrupts) -> str:
         """Wait for the address on which a process listens."""
         path, child = self._files.address(name), self.children[name]
-        deadline = time.monotonic() + LISTEN_S
-        while time.monotonic() < deadline:
+        clock = AwakeClock()  # after a pause of the whole run the process still has its time
+        deadline = clock.now() + LISTEN_S
+        while clock.now() < deadline:
             if path.exists():
                 return path.read_text()
             interrupts.check()

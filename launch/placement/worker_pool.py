@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.launch.placement.base import ClientRange, Handle, Launcher, failure
 from dpcfl_net.launch.restarts import MOST_RESTART_S, delay_s
@@ -95,7 +96,8 @@ class WorkerPool:
         self._workers: dict[int, WorkerProcess] = {}  # by first client
         self._queued: OrderedDict[int, WorkerProcess] = OrderedDict()  # to start, in this order; by first client
         self._running: dict[int, WorkerProcess] = {}  # by sentinel
-        self._exit_deadlines: dict[int, float] = {}  # by first client
+        self._exit_deadlines: dict[int, float] = {}  # by first client, on the clock below
+        self._awake = AwakeClock()  # a pause of the whole run takes no time from processes that exit
 
     @property
     def sentinels(self) -> list[int]:
@@ -138,20 +140,20 @@ class WorkerPool:
             worker.wanted.discard(client)
             if not worker.process.group:
                 self._queued.pop(client, None)
-                self._exit_deadlines[client] = time.monotonic() + EXIT_S
+                self._exit_deadlines[client] = self._awake.now() + EXIT_S
             elif worker.handle is not None:
                 worker.handle.send_command(f"stop {client}")
 
     def update(self) -> None:
         """Start queued processes that are due, up to the limit, and kill those that did not exit in time."""
-        now = time.monotonic()
+        now, awake = time.monotonic(), self._awake.now()
         for first, worker in list(self._queued.items()):
             if len(self._running) >= self._max_running:
                 break
             if worker.handle is None and worker.due <= now:
                 del self._queued[first]
                 self._start(worker)
-        for first in [first for first, deadline in self._exit_deadlines.items() if deadline <= now]:
+        for first in [first for first, deadline in self._exit_deadlines.items() if deadline <= awake]:
             del self._exit_deadlines[first]
             if (handle := self._workers[first].handle) is not None:
                 handle.kill()  # the coordinator has asked it to exit; its ledger stays consistent

@@ -28,6 +28,7 @@ from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import bench_live
 from dpcfl_net.launch.placement import worker_pool
 from dpcfl_net.launch.placement.base import ClientRange
+from dpcfl_net.launch.placement.child import Child
 from dpcfl_net.launch.placement.local import LocalLauncher
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.results.verify import verify_run
@@ -200,6 +201,9 @@ class Exits:
     def wait(self) -> int:
         return self.code
 
+    def kill(self) -> None:
+        self.code = -9
+
     def close(self) -> None:
         pass
 
@@ -212,6 +216,39 @@ def test_a_worker_that_left_is_gone_for_good_unless_it_made_room_for_another(tmp
     pool.update()
     pool.ended(1)
     assert (lost, pool.lost(), pool.sentinels) == (gone, gone, [])
+
+
+def test_a_worker_that_leaves_has_its_time_also_after_a_pause_of_the_whole_run(tmp_path, monkeypatch):
+    """After Ctrl-Z and fg it was killed before it could do anything: figures that it had not reported were lost."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    worker = Exits(0, tmp_path / "log")
+    pool = WorkerPool(worker, 2, PoolLimits(1, 1, 2, True), report=print, on_lost=print)
+    pool.start_worker([1])
+    pool.update()
+    pool.stop_worker([1])
+    pool.update()
+    now[0] += 60
+    pool.update()
+    assert worker.code == 0
+    for _ in range(16):
+        now[0] += 1
+        pool.update()
+    assert worker.code == -9
+
+
+def test_a_run_that_is_paused_while_it_starts_goes_on(tmp_path, monkeypatch):
+    """After Ctrl-Z and fg the launcher took its observer for one that did not listen in time."""
+    running_time, paused, wait_for = time.monotonic, [0.0], Child.wait
+
+    def pause_once(self, timeout_s=None):
+        paused[0] = 300.0
+        return wait_for(self, timeout_s)
+
+    monkeypatch.setattr(time, "monotonic", lambda: running_time() + paused[0])
+    monkeypatch.setattr(Child, "wait", pause_once)
+    settings = {**SMALL, **TWELVE, "data": {**TWELVE["data"], "clients": [1, 1]}, "rounds": 2}
+    assert api.run(settings, tmp_path, progress=False).state == "finished"
 
 
 def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):
