@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 import zmq
 
+from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.transport.channel import new_id
@@ -172,8 +173,9 @@ class ObserverOutbox:
 
     def _wait(self, seconds: float) -> bool:
         """Wait until a message can be sent; False after some seconds, or once the observer has ended."""
-        deadline = time.monotonic() + seconds
-        while not self._socket.poll(int(1000 * min(LOOK_S, max(0.0, deadline - time.monotonic()))), zmq.POLLOUT):
-            if time.monotonic() >= deadline or self._ended():
+        clock = AwakeClock()  # a pause of this process does not count as silence of the observer
+        deadline = clock.now() + seconds
+        while not self._socket.poll(int(1000 * min(LOOK_S, max(0.0, deadline - clock.now()))), zmq.POLLOUT):
+            if clock.now() >= deadline or self._ended():
                 return False
         return True

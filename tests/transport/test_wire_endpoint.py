@@ -760,10 +760,10 @@ def test_a_chunk_that_is_too_long_leaves_the_transcript_readable(tmp_path: Path)
         assert again.head == transcript.head
 
 
-def observer(**changes: Any) -> ObserverInbox:
+def observer(bind: str = "tcp://127.0.0.1:*", **changes: Any) -> ObserverInbox:
     given: dict[str, Any] = {"run": RUN, "job": JOB, "coordinator_key": SERVER[0]}
     given |= {"client_keys": {client: key[0] for client, key in KEYS.items()}, "keys": OBSERVER} | changes
-    return ObserverInbox("tcp://127.0.0.1:*", part_of(Link, given), parameters=P, max_models=3, **given)
+    return ObserverInbox(bind, part_of(Link, given), parameters=P, max_models=3, **given)
 
 
 def outbox(address: str, sender: str | int, keys: tuple[str, str], **changes: Any) -> ObserverOutbox:
@@ -902,6 +902,26 @@ def test_missing_observer_stops_nobody() -> None:
         main.end(1)
         assert main.dropped == 1
     assert not hasattr(main, "poll")
+
+
+def test_an_observer_that_starts_again_is_waited_for_over_a_pause_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-Z and fg it was taken for lost, and a round was not measured."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    running, paused, started = time.monotonic, [0.0], list[ObserverInbox]()
+    monkeypatch.setattr(time, "monotonic", lambda: running() + paused[0])
+    with contextlib.ExitStack() as stack:
+
+        def pause() -> bool:
+            if not started:
+                paused[0] = 60.0
+                started.append(stack.enter_context(observer(address)))
+            return False
+
+        main = stack.enter_context(outbox(address, "coordinator", SERVER, ended=pause))
+        main.end(1)
+        assert main.dropped == 0
+        assert collect(started[0], 1) == [End(1, "")]
 
 
 def test_an_observer_that_ends_within_a_message_costs_this_message_only(monkeypatch: pytest.MonkeyPatch) -> None:
