@@ -190,7 +190,8 @@ class ClientHost:
         residuals = {name: array for name, array in state.items() if name.startswith(RESIDUAL)}
         own = {name: array for name, array in state.items() if name not in residuals}
         masking = self._secure.masking(task, secure) if self._secure is not None and set(MASKING) <= set(task.tensors) else None
-        with self.turn():
+        # A warning of NumPy would be a line of the worker's log that only some records cause.
+        with self.turn(), np.errstate(all="ignore"):
             tensors = {name: array for name, array in task.tensors.items() if masking is None or name not in MASKING}
             me = Client(
                 self.protocol, own, self.engine, self.data("train"), lambda: self.data("validation"), charge, self.room,
@@ -201,7 +202,8 @@ class ClientHost:
             match_template(describe(release.tensors), resolve(step.gives, tensor_sides(self.algorithm)))
             if self.protocol.privacy.trust == "trusted-server":
                 release = _finite(release)
-            release, residuals = self._encoding.encode_release(step, self.client, release, residuals)
+            with np.errstate(all="ignore"):
+                release, residuals = self._encoding.encode_release(step, self.client, release, residuals)
         self._check_personal(me.state.get("model"))
         self._check_stateless(me.state)
         if masking is not None:

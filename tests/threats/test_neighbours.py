@@ -81,6 +81,11 @@ def huge(x, y):
     return 1e30 * (1 + x), (y + 1) % 10
 
 
+def infinite(x, y):
+    """A record of finite numbers that overflow when they are scaled."""
+    return torch.full_like(x, torch.inf), y
+
+
 class Changed:
     """A client's records, of which those that are changed are replaced."""
 
@@ -172,11 +177,11 @@ def answers(job, folder, size):
     return [*seen, files(folder / client_key(WHO)), [str(one.message) for one in warned]], values
 
 
-def neighbours(case, folder, with_change, sizes):
+def neighbours(case, folder, with_change, sizes, changes=(gone, huge)):
     """Answers of a case by size of the models and change of the data."""
     job, found = job_for(folder, case), {}
     for size in sizes:
-        for change in (None, gone, huge):
+        for change in (None, *changes):
             with_change(change, job.protocol.privacy.unit == "client")
             found[size, change] = answers(job, folder / f"{size:g} {change and change.__name__}", size)
     return found
@@ -194,6 +199,16 @@ def test_answers_on_neighbouring_data_differ_in_noisy_values_only(case, tmp_path
         assert found[0.1, huge][1] != found[0.1, None][1]  # the record was read
     said = [record.getMessage() for record in caplog.records]
     assert said == said[: len(said) // len(found)] * len(found)
+
+
+def test_a_record_that_overflows_when_it_is_scaled_leaves_no_line_in_a_log(tmp_path, with_change):
+    """NumPy writes its warnings to standard error, which is the worker's log."""
+    found = neighbours("feddp-kmeans", tmp_path, with_change, (0.1, 1e25), (infinite,))
+    for size in (0.1, 1e25):
+        (seen, values), (other, changed) = found[size, None], found[size, infinite]
+        assert seen == other
+        assert seen[-1] == []  # warnings
+        assert values != changed  # the record was read
 
 
 def deviation(slot, entry, local):
