@@ -14,6 +14,7 @@ STEPS = 127  # int8: steps from zero to the largest magnitude of a block
 HALF = {"float16": "f2", "bfloat16": "b2"}  # form -> code of its dtype
 _LIMITS = {"float16": 65504.0, "bfloat16": 3.3895314e38}
 _SHRINK = 1 - 2.0**-20  # covers the rounding of scales to float32
+_MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(STEPS), np.float32(0))  # STEPS of it do not round to infinity
 
 
 def to_half(model: np.ndarray, form: str) -> np.ndarray:
@@ -62,7 +63,8 @@ def to_int8(update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         update: (n,) float32.
 
     Returns:
-        Levels, (n,) int8, and scales, (blocks,) float32. The scale of a block that is not finite is not finite.
+        Levels, (n,) int8, and scales, (blocks,) float32. The scale of a block that is not finite is not finite; a finite update
+        decodes to finite numbers.
     """
     padded = np.zeros(blocks(update.size) * BLOCK)
     padded[: update.size] = update
@@ -75,6 +77,7 @@ def to_int8(update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     before, after = _norm(rows[usable]), _norm(levels[usable] * scales[usable, None])
     if after > before * _SHRINK:
         scales[usable] *= before * _SHRINK / after
+    scales[usable] = np.minimum(scales[usable], _MOST_SCALE)
     return levels.astype(np.int8).reshape(-1)[: update.size], scales.astype("<f4")
 
 

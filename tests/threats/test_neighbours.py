@@ -21,6 +21,7 @@ from dpcfl_net.federation import client_host
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.federation.release_check import release_check
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.runtime import client_hosts
 from dpcfl_net.transport.keys import client_key, make_keys
@@ -57,6 +58,10 @@ CASES = {  # case: algorithm, privacy, and other changes
     "local": ({"name": "local"}, {}, {}),
     "dp-fedper": ({"name": "dp-fedper", "sampling_rate": 1.0}, TRUSTED, {"model": {"name": "digits-cnn"}}),
     "dp-fedavg, asynchronous": ({"name": "dp-fedavg", "asynchronous": {"buffer": 2}}, TRUSTED, {}),
+    "dp-fedavg, int8": (
+        {"name": "dp-fedavg", "sampling_rate": 1.0}, TRUSTED,
+        {"data": {**DATA, "train_per_client": 16}, "local": {"batch_size": 16, "lr": 1.0}, "communication": {"up": "int8"}},
+    ),
     "rr-cluster": (RR, REPLACED, {}),
     "rr-cluster, fesem": ({**RR, "base": "fesem", "guarantee": "expected"}, TRUSTED, {}),
     "rr-cluster, fedcam": ({**RR, "base": "fedcam", "guarantee": "expected"}, TRUSTED, {}),
@@ -84,6 +89,13 @@ def huge(x, y):
 def infinite(x, y):
     """A record of finite numbers that overflow when they are scaled."""
     return torch.full_like(x, torch.inf), y
+
+
+def sentinel(x, y):
+    """A record with the largest float32 number, as for a value that is missing, and one that int8 rounds to zero beside it."""
+    changed = torch.zeros_like(x)
+    changed.view(-1)[:2] = torch.finfo(torch.float32).max * torch.tensor([1.0, 0.00386])
+    return changed, torch.full_like(y, 3)
 
 
 class Changed:
@@ -238,6 +250,21 @@ def test_without_its_records_a_client_releases_the_noise_that_epsilon_counts(cas
                 assert abs(vector.std() / expected - 1) < 5.4 / math.sqrt(2 * vector.size), (task.kind, vector.std(), expected)
                 checked.add(name)
     assert checked == slots.keys() - {"select", "loss"}
+
+
+def test_a_compressed_raw_update_of_the_largest_numbers_is_accepted(tmp_path, with_change):
+    """A server that refuses it shows the records of one client by a missing answer, and no noise hides that."""
+    job = job_for(tmp_path, "dp-fedavg, int8")
+    check, updates = release_check(job.algorithm), []
+    for change in (None, sentinel):
+        with_change(change, True)
+        with closing(client_hosts.make_host(job, WHO, tmp_path / f"{change}", durable=False)) as host:
+            task = next(iter(tasks_for(host, 0.01)))
+            release = unpack(host.answer(task).release)
+        check(WHO, task.kind, release)
+        updates.append(MessageEncoding(job.algorithm).decode_release(client_steps(job.algorithm)[task.kind], release)["update"])
+    assert np.abs(updates[0]).max() < 1e3
+    assert np.abs(updates[1]).max() > 3.4e38  # the record was read
 
 
 def test_an_answer_that_cannot_be_sent_is_seen(tmp_path, with_change, monkeypatch):
