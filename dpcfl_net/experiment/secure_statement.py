@@ -6,7 +6,7 @@ from typing import Any
 
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.federation.plan_examples import plan_examples
-from dpcfl_net.privacy.slots import SecureSlot
+from dpcfl_net.privacy.slots import SecureSlot, StageSlot
 
 SERVER_SEES = (
     "what the server receives in a secure sum, also if it deviates from the protocol: keys, encrypted shares, masked vectors of single "
@@ -44,7 +44,7 @@ def secure_sums(algorithm: Algorithm) -> dict[str, Any]:
 
     Returns:
         `participants` and `answers` (those needed), each with `min` and `max` over the sizes of sums that may be formed;
-        `colluders`, and `participation`: "secret coins" or "visible".
+        `colluders`; `participation`: "secret coins" or "visible"; and `single_releases`, as `has_single_releases`.
     """
     protocol = algorithm.protocol
     terms = protocol.privacy.secure_aggregation
@@ -57,7 +57,18 @@ def secure_sums(algorithm: Algorithm) -> dict[str, Any]:
         "answers": {"min": min(sizes.values()), "max": max(sizes.values())},
         "colluders": terms.colluders,
         "participation": "secret coins" if secret else "visible",
+        "single_releases": has_single_releases(algorithm),
     }
+
+
+def has_single_releases(algorithm: Algorithm) -> bool:
+    """Return True if the server also receives releases of single clients without masks, as in the rounds before secure sums.
+
+    Args:
+        algorithm: The job's algorithm; `privacy.trust` is secure-aggregation.
+    """
+    slots = (slot for entry in plan_examples(algorithm) for slot in algorithm.plan(entry))
+    return any(not isinstance(slot, SecureSlot | StageSlot) for slot in slots)
 
 
 def covered_by_sums(sums: dict[str, Any]) -> list[str]:

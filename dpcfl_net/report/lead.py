@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpcfl_net.results.number_format import at_most, number, percent
+from dpcfl_net.results.privacy_statement import has_single_releases
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView
 
@@ -20,6 +21,10 @@ AGAINST = {
     "trusted-server": "everybody except the server, which receives raw updates and adds the noise",
     "secure-aggregation": "the server, which sees only sums over clients",
 }
+
+WITH_SINGLE_RELEASES = (
+    "the server, which sees sums over clients in secure sums, and noisy releases of single clients in other rounds"
+)
 
 
 def result_line(view: RunView) -> str:
@@ -60,7 +65,7 @@ def privacy_facts(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     unit, trust = str(privacy.get("unit")), str(privacy.get("trust"))
     return [
         ("Protects", PROTECTED.get(unit, "unit not stated")),
-        ("Against", AGAINST.get(trust, "trust not stated")),
+        ("Against", WITH_SINGLE_RELEASES if has_single_releases(privacy) else AGAINST.get(trust, "trust not stated")),
         ("Promise", promise),
     ]
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dpcfl_net.report.cluster_figures import NO_CLUSTERS, ONE_CLUSTER, grouped_rounds, membership
 from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny
+from dpcfl_net.results.privacy_statement import has_single_releases
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, record_counts, sizes
 
@@ -99,6 +100,8 @@ def _updates(view: RunView) -> str:
     privacy = view.run.get("privacy")
     if isinstance(privacy, Mapping) and privacy.get("trust") == "trusted-server":
         return "The raw update and the cluster that the client names: this server is trusted and adds the noise."
+    if isinstance(privacy, Mapping) and has_single_releases(privacy):
+        return "In a secure sum a masked vector, which shows nothing alone; in other rounds what the client's gate released."
     if isinstance(privacy, Mapping) and privacy.get("trust") == "secure-aggregation":
         return "A masked vector, which shows nothing alone; the server learns sums over clients."
     return "Only what the client's gate released."

@@ -36,6 +36,10 @@ TRUST = {
     "secure-aggregation": "secure aggregation: the server learns sums of masked vectors over clients, with noise of all of them; it may deviate "
     "from the protocol",
 }
+WITH_SINGLE_RELEASES = (
+    "secure aggregation: in secure sums the server learns sums of masked vectors over clients, with noise of all of them, and in other rounds "
+    "it receives releases of single clients, to which each client adds noise; it may deviate from the protocol"
+)
 PARTICIPATION = {
     "secret coins": "secret: each client sends in every round, and only it knows if its vector is zero",
     "visible": "visible: the server names the participants of a sum",
@@ -100,6 +104,16 @@ def statement_text(said: Statement) -> str:
     return "\n".join(lines) + "\n"
 
 
+def has_single_releases(privacy: Mapping[str, Any]) -> bool:
+    """Return True if a server without trust receives releases of single clients besides secure sums, as before the first sum.
+
+    Args:
+        privacy: As for `statement`; a run of an earlier version does not say it.
+    """
+    sums = privacy.get("secure_sums")
+    return isinstance(sums, Mapping) and sums.get("single_releases") is True
+
+
 def epsilon_bound(privacy: Mapping[str, Any]) -> str:
     """Format the promised epsilon, or `inf (reason)` with the first sentence of `not_covered` as reason."""
     epsilon = number(privacy.get("epsilon"))
@@ -136,7 +150,7 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
     facts = [
         ("Unit", words("unit", UNITS)),
         ("Adjacency", words("adjacency", adjacencies if participations is None else WITH_PARTICIPATIONS)),
-        ("Trust", words("trust", TRUST)),
+        ("Trust", WITH_SINGLE_RELEASES if has_single_releases(privacy) else words("trust", TRUST)),
         ("Epsilon", bound),
         ("Epsilon spent", _spent(spent, number(privacy.get("epsilon")))),
         ("Delta", at_most(privacy.get("delta"))),

@@ -11,6 +11,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.secure_statement import has_single_releases
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.results import summary
 
@@ -20,6 +21,10 @@ TRUST = {
     "This transcript holds raw updates: keep it private.",
     "secure-aggregation": "The server is not trusted. These messages are all that it received: masked vectors, of which it learned sums over clients only.",
 }  # fmt: skip
+WITH_SINGLE_RELEASES = (
+    "The server is not trusted. These messages are all that it received: in secure sums masked vectors, of which it learned sums over clients "
+    "only, and in other rounds what each client's privacy gate released."
+)
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,9 @@ def inspect(folder: Path, chosen: Selection) -> dict[str, Any]:
         chosen: Which messages to show.
 
     Returns:
-        trust, unprotected (reasons), messages (number, time, direction, client, round, kind, task, bytes, tensors, code, late),
-        left_out (number of messages beyond the limit) and cut (True if a crash cut the last message).
+        trust, single_releases (True if the server received releases of single clients besides secure sums), unprotected (reasons),
+        messages (number, time, direction, client, round, kind, task, bytes, tensors, code, late), left_out (number of messages beyond the
+        limit) and cut (True if a crash cut the last message).
 
     Raises:
         ConfigError: If the folder has no transcript.
@@ -56,7 +62,8 @@ def inspect(folder: Path, chosen: Selection) -> dict[str, Any]:
     path = RunFolder(folder).transcript
     if not path.exists():
         raise ConfigError(f"{folder} has no {path.name}: it is not a run folder, or output.transcript was off")
-    protocol: Protocol = summary.read_run_job(folder).protocol
+    job = summary.read_run_job(folder)
+    protocol: Protocol = job.protocol
     if chosen.client is not None and chosen.client >= len(protocol.roster):
         raise ConfigError(f"--client is {chosen.client}: must be 0 to {len(protocol.roster) - 1}")
     late, left_out = _late_answers(RunFolder(folder)), 0
@@ -71,8 +78,8 @@ def inspect(folder: Path, chosen: Selection) -> dict[str, Any]:
         else:
             left_out += 1
     return {
-        "trust": protocol.privacy.trust, "unprotected": list(protocol.unprotected), "messages": messages, "left_out": left_out,
-        "cut": bool(reader.cut),
+        "trust": protocol.privacy.trust, "single_releases": protocol.privacy.secure and has_single_releases(job.algorithm),
+        "unprotected": list(protocol.unprotected), "messages": messages, "left_out": left_out, "cut": bool(reader.cut),
     }  # fmt: skip
 
 
@@ -82,7 +89,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     Args:
         found: From `inspect`.
     """
-    out = [TRUST[found["trust"]]]
+    out = [WITH_SINGLE_RELEASES if found["single_releases"] else TRUST[found["trust"]]]
     if found["unprotected"]:
         out.append(f"Without any privacy guarantee: {'; '.join(found['unprotected'])}")
     out.append("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")

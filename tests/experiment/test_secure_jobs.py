@@ -195,6 +195,7 @@ def test_the_statement_says_under_which_conditions_epsilon_holds(keys, rate, par
         "answers": {"min": 7, "max": 7},
         "colluders": 1,
         "participation": "secret coins" if participation == "secret" else "visible",
+        "single_releases": False,
     }
     assert "sums of at least 7 of them" in section["covered"][0]
     said = " ".join(section["not_covered"])

@@ -22,6 +22,7 @@ from dpcfl_net.core.tensors import buffers, split
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
@@ -264,6 +265,23 @@ def test_the_messages_are_named_as_masked_and_the_claim_holds(networked):
         lines = [line for line in shown.stdout.splitlines() if " RESULT " in line and f" {kind} " in line]
         assert len(lines) == 4
         assert all(content in line for line in lines)
+
+
+def test_a_run_with_rounds_before_its_sums_does_not_say_that_the_server_sees_sums_alone(tmp_path):
+    """R-DPCFL clusters single clients by their noisy updates before the first sum."""
+    document = settings(
+        {"name": "r-dpcfl", "clusters": 2, "secure_from": 2}, {**SAMPLE, "noise": "os", "noise_seed": None}, output=RECORDED
+    )
+    folder, _ = run(tmp_path, None, {**document, "data": TWO_CLUSTERS, "rounds": 2})
+    shown = dpcfl("inspect", folder, "--client", "0", "--round", "1").stdout
+    assert "update f4[650]" in shown
+    assert "in secure sums masked vectors, of which it learned sums over clients only, and in other rounds" in shown
+    page = (folder / "report.html").read_text()
+    assert "noisy releases of single clients in other rounds" in page
+    assert "in other rounds what the client&#39;s gate released" in page
+    assert "sees only sums over clients" not in page
+    facts = dict(statement(json.loads((folder / "run.json").read_text())["privacy"]).facts)
+    assert "in other rounds it receives releases of single clients, to which each client adds noise" in facts["Trust"]
 
 
 def verified(folder: Path) -> dict[str, tuple[bool | None, str]]:
