@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ TRUST = {
     "secure-aggregation": "secure aggregation: the server learns sums of masked vectors over clients, with noise of all of them; it may deviate "
     "from the protocol",
 }
+WITHOUT_NOISE = "untrusted server: it receives releases to which clients add no noise"
 WITH_SINGLE_RELEASES = (
     "secure aggregation: in secure sums the server learns sums of masked vectors over clients, with noise of all of them, and in other rounds "
     "it receives releases of single clients, to which each client adds noise; it may deviate from the protocol"
@@ -114,6 +116,15 @@ def has_single_releases(privacy: Mapping[str, Any]) -> bool:
     return isinstance(sums, Mapping) and sums.get("single_releases") is True
 
 
+def _unusual_trust(privacy: Mapping[str, Any]) -> str:
+    """Say what the server receives where that of its trust is not all; empty if it is."""
+    if has_single_releases(privacy):
+        return WITH_SINGLE_RELEASES
+    # Seeded noise alone is noise: then the epsilon that it would have if it were secret is there.
+    raw = privacy.get("epsilon") is None and privacy.get("epsilon_with_secret_noise", math.inf) is None
+    return WITHOUT_NOISE if raw and privacy.get("trust") == "untrusted-server" else ""
+
+
 def epsilon_bound(privacy: Mapping[str, Any]) -> str:
     """Format the promised epsilon, or `inf (reason)` with the first sentence of `not_covered` as reason."""
     epsilon = number(privacy.get("epsilon"))
@@ -150,7 +161,7 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
     facts = [
         ("Unit", words("unit", UNITS)),
         ("Adjacency", words("adjacency", adjacencies if participations is None else WITH_PARTICIPATIONS)),
-        ("Trust", WITH_SINGLE_RELEASES if has_single_releases(privacy) else words("trust", TRUST)),
+        ("Trust", _unusual_trust(privacy) or words("trust", TRUST)),
         ("Epsilon", bound),
         ("Epsilon spent", _spent(spent, number(privacy.get("epsilon")))),
         ("Delta", at_most(privacy.get("delta"))),

@@ -19,10 +19,12 @@ from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice, read_job
+from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import declared_steps, update_tensor
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.privacy.slots import SelectionSlot
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
@@ -362,6 +364,22 @@ def test_a_raw_index_has_no_finite_epsilon_anywhere(name, network_run):
     assert privacy["covered"] == []
     assert any("argmin" in reason for reason in privacy["not_covered"])
     assert "inf" in printed
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "raw"),
+    [
+        ({"name": "f-cdpfl", "clusters": 2}, True),
+        ({"name": "rc-dpfl", "clusters": 2}, True),
+        ({"name": "f-cdpfl", "clusters": 2, "select": "exponential"}, False),
+    ],
+)
+@pytest.mark.parametrize("noise", ["os", "seeded"])
+def test_a_statement_says_that_clients_add_noise_only_where_all_releases_have_it(algorithm, raw, noise, tmp_path):
+    job = job_for(tmp_path, algorithm, privacy={"epsilon": 5, "delta": 1e-4, "noise": noise})
+    trust = dict(statement(privacy_statement(job.protocol, None)).facts)["Trust"]
+    assert ("each client adds noise before it sends anything" in trust) == (not raw)
+    assert ("releases to which clients add no noise" in trust) == raw
 
 
 def test_the_private_twin_keeps_its_promise(tmp_path):
