@@ -17,8 +17,9 @@ TERMS = {
     "but for a probability of delta. Smaller is more private.",
     "Delta": "Probability for which the bound of epsilon may fail.",
     "Accountant": "Method that composes the losses of all releases of a run.",
-    "Noise multiplier": "Standard deviation of the noise over the clip norm.",
-    "Epsilon under replace-one": "The bound if a record may be exchanged for any other, instead of replaced by an empty one.",
+    "Noise multiplier": "Standard deviation of the noise over what one record, or one client, can move a sum: the clip norm, and twice the "
+    "clip norm where a sample of fixed size has another client in its place.",
+    "Epsilon under replace-one": "The bound if a record (or client) may be exchanged for any other, instead of replaced by an empty one.",
     "Adjacency": "Which two data sets the promise compares.",
     "unverified": "Clients that may resemble no other: noise may hide a distance as large as that between the closest clusters.",
     "Worst client": "Lowest test accuracy of a client.",

@@ -420,9 +420,11 @@ def test_no_facts_of_privacy_without_a_finite_epsilon(tmp_path: Path) -> None:
 
 def test_terms_are_explained_for_pointer_and_keyboard(finished: Path) -> None:
     text = own_part(write_report(finished))
-    assert {"MSS", "MPO", "ARI", "Noise multiplier"} <= set(
-        re.findall(r'<abbr tabindex="0" title="[^"]+"[^>]*>([^<]+)</abbr>', text)
-    )
+    terms = {term: title for title, term in re.findall(r'<abbr tabindex="0" title="([^"]+)"[^>]*>([^<]+)</abbr>', text)}
+    assert {"MSS", "MPO", "ARI", "Noise multiplier"} <= terms.keys()
+    # With samples of fixed size noise is z times 2 C (`test_noise_on_sums_covers_a_clipped_update`), and clients are exchanged.
+    assert "twice the clip norm where a sample of fixed size" in terms["Noise multiplier"]
+    assert "a record (or client)" in terms["Epsilon under replace-one"]
 
 
 def test_the_page_holds_settings_versions_and_the_command_that_repeats_the_run(tmp_path: Path) -> None:
