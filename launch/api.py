@@ -20,8 +20,9 @@ from dpcfl_net.launch.calling_process import IN_PROCESS
 from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.feed import Callback
 from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.own_code import check_code
 from dpcfl_net.launch.progress_bar import open_bar
-from dpcfl_net.launch.sweep_grid import Cell, Source, cell_folder, check_code
+from dpcfl_net.launch.sweep_grid import Cell, Source, cell_folder
 from dpcfl_net.launch.tuning import output as tuning_output
 from dpcfl_net.launch.tuning.runs import StudyRuns
 from dpcfl_net.launch.tuning.study import Study, TuneOptions

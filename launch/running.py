@@ -21,6 +21,7 @@ from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch import chaos, run_kinds
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.new_run import check_gpus, prepare
+from dpcfl_net.launch.own_code import record_code
 from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.launch.preparation import StepRecorder
 from dpcfl_net.launch.resumed_ledgers import check_ledgers
@@ -180,6 +181,7 @@ class _Attempt:
                 RunFolder(folder).preparing.touch()
                 prepare(folder, config, placement, steps.begin)
             job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
+            record_code(folder, config)
             RunFolder(folder).preparing.unlink(missing_ok=True)  # a resumed run may have been killed just before this
             if not self.is_new and not RunFolder(folder).placement.exists():  # agents check those of other hosts
                 check_ledgers(folder, job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from dpcfl_net import __version__
 from dpcfl_net.core import plugin_source, yaml_file
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.plugins import is_plugin, short
+from dpcfl_net.core.plugins import short
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.launch.own_code import check_code, own_code
 from dpcfl_net.launch.sweep_axes import MOST_CELLS
 from dpcfl_net.training.devices import CPU, deal
 
@@ -99,18 +100,6 @@ def job_key(config: Config) -> str:
         settings["runtime"]["device"] = "cuda"
     sources = [plugin_source.sha256(field, name) for field, name in own_code(config)]
     return hashlib.sha256(canonical_json([__version__, settings, *sources])).hexdigest()
-
-
-def own_code(config: Config) -> list[tuple[str, str]]:
-    """Return field and name of an algorithm and a model of the user's own. The content of a data set is in `data.sha256`."""
-    named = [("algorithm.name", config.algorithm["name"]), ("model.name", config.model.name)]
-    return [(field, name) for field, name in named if is_plugin(name)]
-
-
-def check_code(configs: Iterable[Config]) -> None:
-    """Check that own code is that of the files; ConfigError if a file has changed since this process imported it."""
-    for field, name in dict.fromkeys(pair for config in configs for pair in own_code(config)):
-        plugin_source.check_unchanged(field, name)
 
 
 def _cell(source: Source, axes: Mapping[str, Sequence[str]], texts: Sequence[str]) -> Cell:

@@ -41,6 +41,20 @@ def sha256(field: str, name: str) -> str:
     return known[1]
 
 
+def sha256_of_files(field: str, name: str) -> str:
+    """Return the sha256 (hex) of a plug-in's source as `sha256`, but of the files as they are now, which a new process would import.
+
+    Args:
+        field: Configuration field, for messages.
+        name: `package.module:function`.
+
+    Raises:
+        ConfigError: If the plug-in cannot be imported.
+    """
+    load(field, name)
+    return _sha256(_module(name))
+
+
 def check_unchanged(field: str, name: str) -> None:
     """Check that the files of a plug-in are still those that this process has imported.
 
@@ -51,7 +65,7 @@ def check_unchanged(field: str, name: str) -> None:
     Raises:
         ConfigError: If they have changed: new processes of a run would execute other code than this one.
     """
-    if sha256(field, name) != _sha256(_module(name)):
+    if sha256(field, name) != sha256_of_files(field, name):
         raise ConfigError(
             f"{field} is {name!r}: its code has changed since this process imported it; start the command again, or in Python restart "
             "the interpreter or the notebook's kernel"

@@ -13,7 +13,7 @@ METRICS, CLUSTERS, MESSAGES, SPANS, WARNINGS = (
 )  # fmt: skip
 TRANSCRIPT, FIRST_ROUND, REPORT = "transcript.msgpack", "first_round.npz", "report.html"
 KEYS, LEDGERS, CHECKPOINTS, LOGS, ADDRESSES, ATTACKS = "keys", "ledgers", "checkpoints", "logs", "addresses", "attacks"
-EXPORT, TRACE = "export", "trace.json"
+EXPORT, TRACE, OWN_CODE = "export", "trace.json", "own_code.json"
 SWEEP, CHAOS = "sweep.json", "chaos.yaml"
 TUNING, TRIALS, TRIALS_PAGE = "tuning.json", "trials.csv", "trials.html"
 OUTCOMES, SLURM = "outcomes", "slurm"
@@ -34,6 +34,7 @@ class RunFolder:
         run: Summary of the run.
         chaos: Faults that were injected; only for runs with `--chaos`.
         placement: Hosts of the workers; only for runs on several hosts.
+        own_code: sha256 of the source of an algorithm and a model of the user's own; only for runs that have one.
         lock: Lock file of the process that runs the folder.
         preparing: Marks a folder whose keys and job are not complete.
         metrics: Metrics per round, one JSON object a line.
@@ -60,7 +61,7 @@ class RunFolder:
         self.roster, self.operator_key = self.path / ROSTER, self.path / OPERATOR_KEY
         self.config, self.run, self.chaos = self.path / CONFIG, self.path / RUN, self.path / CHAOS
         self.placement, self.lock = self.path / PLACEMENT, self.path / LOCK
-        self.preparing = self.path / PREPARING
+        self.preparing, self.own_code = self.path / PREPARING, self.path / OWN_CODE
         self.metrics, self.clusters = self.path / METRICS, self.path / CLUSTERS
         self.messages, self.spans, self.warnings = self.path / MESSAGES, self.path / SPANS, self.path / WARNINGS
         self.transcript, self.first_round = self.path / TRANSCRIPT, self.path / FIRST_ROUND

@@ -101,7 +101,8 @@ def given(cell: Mapping[str, Any]) -> tuple[Config, Path]:
         ConfigError: If its run folder is another one than that of the line.
     """
     from dpcfl_net.experiment.config_schema import Config
-    from dpcfl_net.launch.sweep_grid import cell_folder, own_code
+    from dpcfl_net.launch.own_code import own_code
+    from dpcfl_net.launch.sweep_grid import cell_folder
 
     config, run = Config.model_validate(cell["config"], strict=True), Path(cell["run"])
     if (found := cell_folder(config, run.parent)) != run:

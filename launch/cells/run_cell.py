@@ -16,7 +16,8 @@ from dpcfl_net.launch import new_run, running
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, INTERRUPTED, CellOutcome, one_line
 from dpcfl_net.launch.drafts import hidden_draft, remove_left_drafts
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.sweep_grid import cell_folder, check_code
+from dpcfl_net.launch.own_code import check_code
+from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.results import summary
 
 

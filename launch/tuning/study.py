@@ -19,7 +19,8 @@ from dpcfl_net.experiment.config_overrides import change
 from dpcfl_net.experiment.config_schema import MOST_ROUNDS, Config
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.new_run import check_gpus
-from dpcfl_net.launch.sweep_grid import Source, check_code, first_of, job_key
+from dpcfl_net.launch.own_code import check_code
+from dpcfl_net.launch.sweep_grid import Source, first_of, job_key
 from dpcfl_net.launch.sweeps import STORE
 from dpcfl_net.launch.tuning.search import count_trials, searcher
 from dpcfl_net.launch.tuning.space import Space, spaces

@@ -6,11 +6,13 @@ import importlib
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import write_config
 
+import dpcfl_net as dpcfl
 from dpcfl_net.core import plugin_source
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.launch import sweep_grid
@@ -148,3 +150,30 @@ def test_a_grid_of_code_that_has_changed_since_its_import_is_refused(study):
     write(study / "beside.py", "LIMIT = 2\n")
     with pytest.raises(ConfigError, match="restart the interpreter or the notebook's kernel"):
         sweep_grid.grid(path, {"seed": ["0", "1"]})
+
+
+def test_a_resumed_run_says_that_own_code_has_changed(study):
+    """Before, the rounds of two algorithms were presented as those of one, without a word."""
+    few = {"dataset": "digits", "clients": [2], "train_per_client": 100, "test_per_client": 10}
+    settings = {
+        "rounds": 4,
+        "model": {"name": MODEL},
+        "data": few,
+        "algorithm": {"name": "global"},
+        "privacy": {"epsilon": 5, "delta": 1e-4},
+    }
+    path = write_config(study, output={}, **settings)
+
+    def two_rounds(begin) -> dpcfl.Run:
+        return begin(callbacks=[lambda metrics: metrics.round % 2 == 1], progress=False)
+
+    run = two_rounds(partial(dpcfl.run, path, study / "runs", "in-process"))
+    resumed = two_rounds(partial(dpcfl.resume, run.path))
+    assert (resumed.rounds_done, resumed.warnings) == (4, [])
+
+    run = two_rounds(partial(dpcfl.run, path, study / "runs", "in-process"))
+    write(study / "study/sizes.py", "WIDTH = 4\n")
+    importlib.reload(sys.modules["study.model"])
+    resumed = two_rounds(partial(dpcfl.resume, run.path))
+    said = f"model.name is '{MODEL}': its code has changed after round 2 of this run; the remaining rounds run the changed code"
+    assert (resumed.rounds_done, resumed.warnings) == (4, [said])
