@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Any, get_args
@@ -22,6 +23,11 @@ _ALLOWED = {
     "list_type": "must be a list, as [1, 2]",
     "float_parsing": "must be a valid number",
     "int_parsing": "must be a valid integer",
+}
+# Of a number that is given as text.
+_QUOTED: dict[str, tuple[str, Callable[[str], float]]] = {
+    "float_type": ("a valid number", float),
+    "int_type": ("a valid integer", int),
 }
 
 
@@ -148,12 +154,22 @@ def _written(value: Any) -> str:
     return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else shown(value)
 
 
+def _is_finite(number: Callable[[str], float], text: str) -> bool:
+    try:
+        return math.isfinite(number(text))
+    except ValueError:
+        return False
+
+
 def _allowed(item: Mapping[str, Any]) -> str:
     kind, value = item["type"], item.get("input")
     if kind == "list_type" and "literal[" in str(item["loc"][-1]):
         return "must be a list of these"
     if kind in _ALLOWED:
         return _ALLOWED[kind]
+    if kind in _QUOTED and isinstance(value, str):
+        words, number = _QUOTED[kind]
+        return f"must be {words}" + ("; write it without quotes" if _is_finite(number, value) else "")
     if kind == "literal_error":
         return f"must be {item['ctx']['expected']}"
     if kind == "string_type":

@@ -76,6 +76,8 @@ NUMBERS = [
     ("privacy.delta", "1", "less than 1"),
     ("privacy.delta", ".nan", "finite number"),
     ("privacy.delta", "1e-4x", "valid number"),
+    ("privacy.delta", "'1e-4'", "is '1e-4': must be a valid number; write it without quotes"),
+    ("rounds", "'6'", "must be a valid integer; write it without quotes"),
     ("data.clients", "[1000000000]", "at most 1,000,000"),
     ("data.clients", "[]", "at least 1"),
     ("data.clients", "[0, 2]", "from 1 on"),
