@@ -117,8 +117,8 @@ DOCUMENTS: list[Case] = [
         }.items()
     ),
     ("launch {config} --on ssh --hosts {object} --dry-run", 2, ["{object}: hosts is missing"]),
-    ("diff {folder} {protocol}", 2, ["cannot read {folder}: is a folder"]),
-    ("diff {protocol} {folder}", 2, ["cannot read {folder}: is a folder"]),
+    ("diff {folder} {protocol}", 2, ["{folder} is not a run folder: it holds no protocol.json"]),
+    ("diff {protocol} {folder}", 2, ["{folder} is not a run folder: it holds no protocol.json"]),
     ("diff {fifo} {protocol}", 2, ["cannot read {fifo}: is a named pipe"]),
     ("diff {missing} {protocol}", 2, ["cannot read {missing}: no such file"]),
     ("diff {empty} {protocol}", 3, ["job-invalid: {empty}"]),
@@ -409,6 +409,12 @@ def check(done: Any, code: int, words: list[str], places: dict[str, Any]) -> Non
     assert "Traceback" not in said
     assert [word for word in words if word.format(**places) not in said] == [], said
     assert all(line.startswith("error: ") or done.out for line in done.err.splitlines()), said
+
+
+def test_diff_takes_folders_for_their_protocols(places, capsys):
+    """Two runs are folders; it asked for files."""
+    assert call(capsys, "diff", places["job"], places["protocol"]).out == "the same\n"
+    check(call(capsys, "diff", places["job"], places["run"]), 3, ["roster: client 0: public_key"], places)
 
 
 @pytest.mark.timeout(10, func_only=True)

@@ -37,8 +37,10 @@ def configs(as_json: AsJson = False) -> None:
 
 
 def diff(
-    mine: Annotated[Path, typer.Argument(metavar="MINE", help="protocol.json of a job")],
-    theirs: Annotated[Path, typer.Argument(metavar="THEIRS", help="protocol.json of another job")],
+    mine: Annotated[
+        Path, typer.Argument(metavar="MINE", help="protocol.json of a job, or a folder that holds it, such as a run")
+    ],
+    theirs: Annotated[Path, typer.Argument(metavar="THEIRS", help="the same of another job")],
 ) -> None:
     """Show where two protocol.json files differ.
 
@@ -46,7 +48,14 @@ def diff(
     """
     from dpcfl_net.core.job_differences import differences
     from dpcfl_net.core.job_reader import read_protocol
+    from dpcfl_net.core.run_folder import RunFolder
 
-    found = differences(read_protocol(mine), read_protocol(theirs))
+    files = []
+    for path in (mine, theirs):
+        folder = RunFolder(path)
+        if path.is_dir():
+            folder.require(folder.protocol)
+        files.append(folder.protocol if path.is_dir() else path)
+    found = differences(*map(read_protocol, files))
     typer.echo("\n".join(found) if found else "the same")
     raise typer.Exit(3 if found else 0)
