@@ -205,7 +205,9 @@ def _names(rows: Sequence[Row]) -> list[str]:
 def _unmeasured(key: str) -> str:
     if "minority" in key:
         return "no run has one: the true clusters are of equal size or unknown, or the server does not cluster clients"
-    return "no algorithm here clusters clients" if key.endswith("recovered") else "no run has measured it"
+    if key.endswith("recovered"):
+        return "no run has clusters to compare: the true clusters are unknown, or no algorithm here clusters clients"
+    return "no run has measured it"
 
 
 def _in_lines(words: Sequence[str]) -> str:

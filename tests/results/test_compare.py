@@ -465,6 +465,13 @@ def test_a_page_escapes_its_texts_and_lists_missing_figures(tmp_path):
     assert bare.stat().st_size < 20_000  # no figure, no plotting script
 
 
+def test_a_sweep_with_unknown_true_clusters_does_not_say_that_no_algorithm_clusters_clients(tmp_path):
+    unknown = {"clusters_recovered": None, "minority_recovered": None, "accuracy_minority": None}
+    run = write_result(tmp_path / "dp-ifca", "dp-ifca", algorithms={"dp-ifca": {"clusters": 2}}, final=unknown)
+    text = write_sweep(write_sweep_folder(tmp_path, {}, [run])).read_text(encoding="utf-8")
+    assert "no run has clusters to compare: the true clusters are unknown, or no algorithm here clusters clients" in text
+
+
 def test_settings_that_belong_to_an_algorithm_do_not_name_its_line(tmp_path):
     own = [
         write_result(tmp_path / f"{name}-{epsilon}", name, local={"lr": lr}, privacy={"epsilon": epsilon})
