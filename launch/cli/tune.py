@@ -57,7 +57,8 @@ def dry_run(study: Study) -> tuple[int, dict[str, Any]]:
             print(one.space.label(index))
         if adaptive:
             print(f"{one.space.algorithm}: {study.count} of {len(one.space):,} combinations, proposed during the search")
-    print(f"{study.trial_runs} runs of trials, then {study.final_runs} final runs")
+    final = f"{study.final_runs} final run{'' if study.final_runs == 1 else 's'}"
+    print(f"{study.trial_runs} run{'' if study.trial_runs == 1 else 's'} of trials, then {final}")
     return 0, output.document(study)
 
 

@@ -470,6 +470,8 @@ def test_a_dry_run_lists_the_trials(capsys):
         "global local.lr=0.1", "global local.lr=0.5", "local local.lr=0.1", "local local.lr=0.5",
         "4 runs of trials, then 6 final runs",
     ]  # fmt: skip
+    one = call(capsys, "tune", "quickstart", "--grid", "local.lr=.1", "--dry-run")
+    assert one.out.splitlines()[-1] == "1 run of trials, then 1 final run"
     assert call(capsys, "tune", "quickstart", "--grid", "local.lr=.1,.5", "--seeds", "a,b").err.startswith(
         "error: --seeds is 'a,b'"
     )
