@@ -50,6 +50,10 @@ def load(field: str, name: str) -> Callable[..., Any]:
     if not _FORM.fullmatch(name):
         raise ConfigError(f"{field} is {name!r}: a function of your own is written package.module:function")
     module_name, _, function_name = name.partition(":")
+    if module_name.endswith(".py"):
+        raise ConfigError(
+            f"{field} is {name!r}: name the module, without .py: {module_name.removesuffix('.py')}:{function_name}"
+        )
     module_name = MOVED.get(module_name, module_name)
     here = os.getcwd()
     if here not in sys.path:

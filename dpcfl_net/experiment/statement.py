@@ -11,11 +11,12 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tuning import Tuning
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.secure_statement import covered_by_sums, not_covered_by_sums, secure_sums
+from dpcfl_net.federation.capabilities import Capabilities
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
 from dpcfl_net.federation.secure_claim import epsilon_of_reserve
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.slots import CentralSlot, SelectionSlot
+from dpcfl_net.privacy.slots import CentralSlot, GaussianSlot, SelectionSlot
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
@@ -53,6 +54,7 @@ PUBLISHED = "the server's publications of each round: noisy sums of clipped upda
 PUBLISHED_FROM_BUFFERS = (
     "the server's publications of each version: noisy sums of clipped updates; at most {} participations of each client"
 )
+OWN_VALUES = "values with noise of their own: {}"
 AGGREGATORS_SEE = "the same releases as aggregators receive them: aggregators belong to the untrusted server"
 OTHER_RELEASES = "the other releases: their noise meets epsilon {:g} only for given outcomes of the releases without a guarantee, on which they depend"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
@@ -149,6 +151,11 @@ def _covered(algorithm: Algorithm) -> list[str]:
     covered = list(able.covers)
     if any(isinstance(slot, SelectionSlot) for each in noisy_plans(algorithm) for slot in each.plan):
         covered.append(SELECTIONS)
+    if is_plugin(protocol.algorithm) and able.covers == Capabilities.covers and protocol.privacy.unit == "sample":
+        # Noise on whole updates (unit client) has the same type of slot.
+        slots = (slot for each in noisy_plans(algorithm) for slot in each.plan if isinstance(slot, GaussianSlot))
+        if named := ", ".join(dict.fromkeys(slot.name for slot in slots)):
+            covered.append(OWN_VALUES.format(named))
     if protocol.aggregators:
         covered.append(AGGREGATORS_SEE)
     return covered

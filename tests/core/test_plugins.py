@@ -88,6 +88,7 @@ def data(change: str = "pass") -> str:
         ("mine:", "", ["package.module:function"]),
         ("os.path:../x", "", ["package.module:function"]),
         ("absent:load", "", ["no module 'absent'", "current"]),
+        ("mine.py:load", "", ["name the module, without .py: mine:load"]),
         ("mine.deeper:load", "", ["no module 'mine.deeper'"]),
         ("mine:lod", "def load(root): pass", ["mine has no 'lod'"]),
         ("mine:load", "load = 3", ["of type int, not a function"]),
@@ -812,8 +813,10 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
     with pytest.raises(ValueError, match=r"no validation records .*: set data\.validation, for example to 0\.1"):
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
     held = quick("own_rounds:Personal")
-    done = dpcfl.run({**held, "data": {**held["data"], "validation": 0.2}}, tmp_path / "runs", "in-process", progress=False)
+    held |= {"data": {**held["data"], "validation": 0.2}, "privacy": {"epsilon": 5, "delta": 1e-4}}
+    done = dpcfl.run(held, tmp_path / "runs", "in-process", progress=False)
     assert done.state == "finished"
+    assert done.privacy.statement.covered == ("model updates", "values with noise of their own: loss")  # it left out the second
 
 
 CLAIMS = """
