@@ -155,6 +155,21 @@ def test_an_empty_list_fills_and_can_be_filtered(tab: Tab, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("width", [390, 1280])
+def test_a_long_name_of_an_algorithm_stays_in_its_cell(stranger: Client, tab: Tab, tmp_path: Path, width: int) -> None:
+    """On a phone it was written over the rounds; in a wide window the list was wider than its frame."""
+    write_comparable(tmp_path / "own", algorithm="clustered_by_noisy_losses:ClusteredByNoisyLosses")
+    tab.size(width, 844)
+    tab.leave("location.href = '/'")
+    tab.wait("document.querySelector('main').innerText.includes('ByNoisyLosses')")
+    cells = "[...document.querySelectorAll('table.runs td')]"
+    assert tab.run(f"{cells}.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.innerText)") == []
+    rounds = "cell.nextElementSibling?.dataset.label === 'rounds'"
+    gap = "cell.nextElementSibling.getBoundingClientRect().left - cell.getBoundingClientRect().right"
+    assert min(tab.run(f"{cells}.filter(cell => {rounds}).map(cell => {gap})")) >= 0
+    assert tab.run("(list => list.scrollWidth - list.parentElement.clientWidth)(document.querySelector('table.runs'))") <= 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_window(stranger: Client, tab: Tab, width: int) -> None:
     tab.size(width, 844, dark=width == 390)
     time.sleep(0.2)

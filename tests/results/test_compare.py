@@ -450,7 +450,8 @@ def test_a_sweep_of_which_nothing_is_finished_is_a_sentence(tmp_path):
 
 def test_a_page_escapes_its_texts_and_lists_missing_figures(tmp_path):
     drawn_one = figures.Figure("one", "One", "<i>", figures.spec([{"type": "scatter", "x": [1], "y": [float("nan")]}]))
-    table = pages.Table("Claims", ["what", "runs", "found"], [["<script>", "3", "71.0 +- 0.2"], ["b", "–", "yes"]], "as <b>")
+    rows = [["<script>", "3", "71.0 +- 0.2", "reference", "–"], ["b", "–", "yes", "3", "-0.9 (-5.4 to +3.5)"]]
+    table = pages.Table("Claims", ["what", "runs", "found", "seeds", "lead"], rows, "as <b>")
     page = pages.write_page(
         tmp_path / "page.html", title="A & B", lead=["one", "two"], tables=[table],
         figures=[drawn_one, figures.Figure("two", "Two", why="no run has measured it")],
@@ -459,6 +460,7 @@ def test_a_page_escapes_its_texts_and_lists_missing_figures(tmp_path):
     assert "<title>A &amp; B</title>" in text
     assert "<td>&lt;script&gt;</td>" in text
     assert '<td class="number">71.0 +- 0.2</td>' in text
+    assert '<td class="number">-0.9 (-5.4 to +3.5)</td>' in text  # in one line, also on a phone
     assert "Two: no run has measured it." in text
     assert drawn(page)["one"]["data"][0]["y"] == [None]
     bare = pages.write_page(tmp_path / "bare.html", title="t", lead=[], figures=[], tables=[table])
