@@ -73,7 +73,7 @@ class RunFolder:
     def require(self, file: Path) -> None:
         """Raise ConfigError if a file that makes the folder a run folder is missing."""
         if not file.is_file():
-            raise ConfigError(f"{self.path} is not a run folder: it holds no {file.name}")
+            raise no_run(self.path, f"it holds no {file.name}")
 
     def ledger(self, owner: str) -> Path:
         """Return the ledger folder of a key owner, such as "client_3"."""
@@ -134,6 +134,20 @@ class TuneFolder(SweepFolder):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         self.tuning, self.trials, self.page = self.path / TUNING, self.path / TRIALS, self.path / TRIALS_PAGE
+
+
+def no_run(folder: str | Path, lacks: str) -> ConfigError:
+    """Return the error of a folder that is no run folder.
+
+    Args:
+        folder: The folder.
+        lacks: Why it is none, as "it holds no protocol.json".
+    """
+    if SweepFolder(folder).sweep.is_file():
+        return ConfigError(
+            f"{folder} is a sweep, not a run folder: give the folder of one of its runs, which its {SWEEP} names"
+        )
+    return ConfigError(f"{folder} is not a run folder: {lacks}")
 
 
 def signature_path(path: Path) -> Path:

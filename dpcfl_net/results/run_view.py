@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpcfl_net.core import runlog
-from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.run_folder import RunFolder, no_run
 from dpcfl_net.data.settings import OWNED
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.round_times import elapsed_by_round
@@ -184,7 +183,7 @@ def read_run(folder: Path | str) -> RunView:
     """
     files = RunFolder(folder)
     if not is_run(folder):
-        raise ConfigError(f"{folder} is not a run folder: it holds none of {', '.join(path.name for path in _known(files))}")
+        raise no_run(folder, f"it holds none of {', '.join(path.name for path in _known(files))}")
     view = RunView(files.path)
     view.run, view.protocol = read_mapping(files.run, view.notes), read_mapping(files.protocol, view.notes)
     view.experiment, view.config = read_mapping(files.experiment, view.notes), read_mapping(files.config, view.notes)

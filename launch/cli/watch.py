@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.locks import is_held
-from dpcfl_net.core.run_folder import RunFolder, SweepFolder
+from dpcfl_net.core.run_folder import RunFolder, SweepFolder, no_run
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch.cli.progress import ENDED, ProgressTail, ProgressView
 from dpcfl_net.launch.cli.screen import PlainLines, Screen, open_screen
@@ -148,10 +148,8 @@ def check(folder: Path) -> None:
     """Raise ConfigError if a folder does not exist or holds no run, not even one that is being prepared."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a run folder: it {'is a file' if folder.exists() else 'does not exist (yet)'}")
-    if SweepFolder(folder).sweep.exists():
-        raise ConfigError(f"{folder} is a sweep, not a run folder: give the folder of one of its runs")
-    if not is_run(folder) and not is_held(folder):
-        raise ConfigError(f"{folder} is not a run folder: it holds no file of a run")
+    if SweepFolder(folder).sweep.is_file() or (not is_run(folder) and not is_held(folder)):
+        raise no_run(folder, "it holds no file of a run")
 
 
 def look(tail: ProgressTail) -> Look:

@@ -56,9 +56,11 @@ def places(tmp_path_factory) -> dict[str, Path]:
     for name, content in files.items():
         (base / name).write_bytes(content)
     (base / "folder").mkdir()
+    (base / "sweep").mkdir()
+    (base / "sweep/sweep.json").write_text('{"axes": {}, "cells": []}')
     os.mkfifo(base / "fifo")
     (base / "loop").symlink_to("loop")
-    named = {name: base / name for name in (*files, "folder", "fifo", "loop", "job", "missing")}
+    named = {name: base / name for name in (*files, "folder", "sweep", "fifo", "loop", "job", "missing")}
     return {
         **named, "base": base, "config": config, "run": run, "keys": base / "job/keys",
         "operator": base / "job/operator.pub", "protocol": base / "job/protocol.json", "below": base / "file/below",
@@ -241,6 +243,8 @@ FOLDERS: list[Case] = [
     ("attack nan-oracle {run}", 2, ["{run} is of global", "dpcfl run threats/nan_oracle"]),
     ("audit {run}", 2, ["{run} was not audited"]),
     ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
+    *((f"{command} {{sweep}}", 2, ["{sweep} is a sweep, not a run folder: give the folder of one of its runs"])
+      for command in ("verify", "export", "clients", "run --resume", "trace", "watch --once")),
     ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}", "resume the run, then verify it"]),
 ]  # fmt: skip
 NUMBERS: list[Case] = [
