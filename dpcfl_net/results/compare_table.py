@@ -28,6 +28,7 @@ CENTRAL = ("accuracy_central", "central %")  # only of runs with a central test 
 COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
 TIMES = ("target_accuracy", "rounds_to_target", "seconds_to_target")
 COSTS = (("bytes_up", "MB up", 1e-6), ("bytes_down", "MB down", 1e-6), ("seconds", "seconds", 1.0))  # of the whole run
+SMALL = 1e5  # bytes below which a column is in kB: a decimal of a MB would show nothing
 FAIRNESS = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
 
 
@@ -48,7 +49,9 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
         if any(row.values(key) for row in shown):
             columns += [(title, [_spread(row.values(key), scale, digits) for row in shown])]
     for key, title, unit in COSTS:
-        if any(row.costs(key) for row in shown):
+        if found := [cost for row in shown for cost in row.costs(key)]:
+            if "MB" in title and max(found) < SMALL:
+                title, unit = title.replace("MB", "kB"), 1e-3
             columns += [(title, [_spread(row.costs(key), unit, 1) for row in shown])]
     columns += _time_to_accuracy(shown, target)
     if marked:

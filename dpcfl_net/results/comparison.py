@@ -139,18 +139,18 @@ class Comparison:
 
     def __str__(self) -> str:
         promises, alerts = self.statements
-        leads = [] if self.leads is None else ["", f"{self.leads.title}: {self.leads.caption}", *_aligned(self.leads), ""]
-        return "\n".join(
-            [*_aligned(self.table), *leads, f"Privacy: {'; '.join(promises)}", *(f"! {alert}" for alert in alerts)]
-        )
+        leads = [] if self.leads is None else ["", self.leads.caption, *_aligned(self.leads.without_empty_columns()), ""]
+        table = self.table.without_empty_columns()
+        return "\n".join([*_aligned(table), *leads, f"Privacy: {'; '.join(promises)}", *(f"! {alert}" for alert in alerts)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         promises, alerts = self.statements
-        leads = "" if self.leads is None else f"<p>{self.leads.title}: {escape(self.leads.caption)}</p>{_html(self.leads)}"
+        found = self.leads
+        leads = "" if found is None else f"<p>{escape(found.caption)}</p>{_html(found.without_empty_columns())}"
         notes = "".join(f"<p><strong>{escape(alert)}</strong></p>" for alert in alerts)
-        return f"{_html(self.table)}{leads}<p>{escape('; '.join(promises))}</p>{notes}"
+        return f"{_html(self.table.without_empty_columns())}{leads}<p>{escape('; '.join(promises))}</p>{notes}"
 
 
 def _aligned(table: Table) -> list[str]:

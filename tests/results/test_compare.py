@@ -416,6 +416,24 @@ def test_bytes_of_a_run_in_one_process_are_blank_and_not_zero(tmp_path):
     assert [record["bytes_up"] for record in found.records] == [None, document["bytes_up"]]
 
 
+def test_a_notebook_shows_no_empty_columns_and_few_bytes_in_kilobytes(tmp_path):
+    """The bytes of a model with a hundred parameters were 0.0 MB; four columns held dashes only."""
+    unknown = {"clusters_recovered": None, "minority_recovered": None, "accuracy_minority": None}
+    runs = [
+        write_result(tmp_path / f"{name}{seed}", name, seed, final=unknown) for name in ("global", "oracle") for seed in (0, 1)
+    ]
+    for run in runs:
+        document = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**document, "bytes_up": 41_250, "bytes_down": 99_000}))
+    found = Comparison.of(runs)
+    assert {row["kB up"] for row in found.rows} == {"41.2 +- 0.0"}
+    for text in (str(found), found._repr_html_()):
+        assert "kB down" in text
+        assert "minority" not in text
+        assert "clusters found" not in text
+        assert text.lower().count("differences") == 1
+
+
 def test_records_tell_runs_apart_by_the_settings_that_differ(tmp_path):
     runs = [write_result(tmp_path / f"{lr}", local={"lr": lr}) for lr in (0.1, 0.2)]
     records = Comparison.of(runs).records
