@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import dpcfl_net
 from dpcfl_net.core.errors import DpcflError, RunFailed
 
 # Before the name of a module of this package that an interpreter runs. With -m alone the current folder comes before installed
 # packages: a file torch.py there, which another user of a shared folder may have written, would be executed.
 RUN_MODULE = ("-P", "-m")
+_FRAME = re.compile(r' *File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 LOST = 255  # exit code of a process whose host is lost; ssh uses the same
 
 
@@ -156,6 +160,23 @@ class Launcher(Protocol):
         """End all workers that still run."""
 
 
+def _line_of(last: str, log: list[str]) -> str:
+    """File and line of the user's own code that raised an error, from the traceback before it in a log; empty without any."""
+    if last not in log:
+        return ""
+    end = len(log) - 1 - log[::-1].index(last)
+    start = next((number for number in range(end, -1, -1) if log[number].startswith("Traceback (")), end)
+    frames = [frame for line in log[start:end] if (frame := _FRAME.match(line)) and _is_own(frame["file"])]
+    return f" ({Path(frames[-1]['file']).name}, line {frames[-1]['line']})" if frames else ""
+
+
+def _is_own(file: str) -> bool:
+    """True for a file that belongs neither to this package nor to Python or its installed packages."""
+    others = (Path(dpcfl_net.__file__).parent, *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
+    path = Path(file)
+    return path.is_absolute() and "site-packages" not in path.parts and not any(map(path.is_relative_to, others))
+
+
 def failure(title: str, code: int | None, log: Path, reason: str = "") -> DpcflError:
     """Build the error of a run that cannot continue without a process.
 
@@ -165,11 +186,10 @@ def failure(title: str, code: int | None, log: Path, reason: str = "") -> DpcflE
         log: Its log.
         reason: Message of its failure, whose last line becomes part of this one; empty: the last line of the log does.
     """
-    if not reason and log.exists():
-        reason = log.read_text(errors="replace")
-    lines = reason.strip().splitlines()
+    written = log.read_text(errors="replace") if log.is_file() else ""
+    lines = (reason or written).strip().splitlines()
     last = lines[-1] if lines else "no message"
-    error = RunFailed(f"{title} ended with code {code}: {last} (log: {log})")
+    error = RunFailed(f"{title} ended with code {code}: {last}{_line_of(last, (written or reason).splitlines())} (log: {log})")
     if code in (2, 3):
         error.exit_code = code
     return error

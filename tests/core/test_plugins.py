@@ -819,6 +819,15 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
     assert done.privacy.statement.covered == ("model updates", "values with noise of their own: loss")  # it left out the second
 
 
+def test_an_error_of_a_client_step_names_its_line(module, tmp_path):
+    """The message was the exception alone; file and line were in a log below the run folder."""
+    text = PERSONAL.replace("KEPT", "{}['mine']")
+    module("own_rounds", text)
+    line = next(number for number, row in enumerate(text.splitlines(), 1) if "'mine'" in row)
+    with pytest.raises(dpcfl.RunFailed, match=rf"ended with code 70: KeyError: 'mine' \(own_rounds\.py, line {line}\) \(log: "):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "network", progress=False)
+
+
 CLAIMS = """
 from dataclasses import replace
 import numpy as np
