@@ -24,12 +24,16 @@ import pytest
 import threat_table
 import yaml
 from api_runs import by_network, in_process, with_epsilon  # noqa: F401 - fixtures
+from hypothesis import settings
 from shared_runs import session_folder, shared_run
 from stages import RUNS, UNITS, stage_of
 from threat_table import evidence  # noqa: F401 - a fixture
 
 from dpcfl_net.core import process_log
 
+# A deadline of an example would fail on a busy machine.
+settings.register_profile("without deadline", settings.default, deadline=None)
+settings.load_profile("without deadline")
 ROOT = Path(__file__).parents[1]
 DPCFL = [sys.executable, "-m", "dpcfl_net.launch.cli"]
 SMALL = {

@@ -212,7 +212,7 @@ def test_noisy_labels_are_of_a_sample_of_fixed_size_and_their_noise_covers_one_o
 
 
 @given(st.lists(st.integers(-1, 3), min_size=1, max_size=40), st.integers(0, 8), st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_rebalancing_fills_small_clusters_from_the_surplus_of_large_ones(labels, least, seed):
     before = np.array(labels)
     after = rebalance(before, 4, least, np.random.default_rng(seed))

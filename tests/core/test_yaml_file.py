@@ -99,7 +99,7 @@ values = st.recursive(
 
 
 @given(values, st.sampled_from([None, True, False]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_written_reads_back_the_same(value, flow):
     assert parse(dump(value, flow=flow), "copy") == value
 
@@ -113,6 +113,6 @@ def problems_of(text: str) -> list[str]:
 
 
 @given(st.text(alphabet="ab01:-{}[]&*!<>'\"#|%@,?~.e \n", max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_is_a_value_or_a_sentence(text):
     assert [problem for problem in problems_of(text) if not problem.startswith("test") or "\n" in problem] == []

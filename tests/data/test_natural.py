@@ -104,7 +104,7 @@ def test_shifted_clusters_share_out_the_clients(root):
 @given(
     client=st.lists(st.integers(0, 6), min_size=1, max_size=60), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**32)
 )  # fmt: skip
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_each_client_keeps_a_training_record_and_gives_a_test_record_if_it_can(client, fraction, seed):
     client = np.array(client, np.int32)
     chosen = natural.for_test(client, fraction, seed)

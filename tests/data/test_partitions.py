@@ -97,7 +97,7 @@ def test_what_does_not_go_together_is_refused(changes, word):
     validation=st.sampled_from([0.0, 0.1, 0.25, 0.5]),
     seed=st.integers(0, 2**62),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_validation_is_taken_from_the_end_of_the_very_same_share(clients, train, validation, seed):
     images = load("digits")
     asked = {"clients": clients, "train_per_client": train, "test_per_client": 7}
@@ -151,7 +151,7 @@ def test_a_plan_is_made_once_and_again_when_the_files_change(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_total_is_shared_out_in_whole_numbers_as_the_weights_say(data):
     rows, labels = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     most = np.array([[data.draw(st.integers(0, 30)) for _ in range(labels)] for _ in range(rows)])
@@ -178,7 +178,7 @@ def test_more_than_there_is_cannot_be_shared_out():
     full=st.booleans(),
     seed=st.integers(0, 2**62),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_skewed_shares_are_equal_in_size_and_disjoint(labels, count, alpha, full, seed):
     train_y, test_y = np.array(labels, np.uint8), np.array([0, 0, 1, 2, 3, 3, 3, 4] * 4, np.uint8)
     train = len(labels) // count if full else 8

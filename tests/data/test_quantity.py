@@ -32,7 +32,7 @@ def counts(**changes):
     law=st.sampled_from(["lognormal", "zipf"]), spread=st.floats(0, 10), clients=st.integers(1, 40),
     smallest=st.integers(1, 5), mean=st.integers(5, 200), seed=st.integers(0, 2**32),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_drawn_sizes_use_every_record_and_keep_the_smallest(law, spread, clients, smallest, mean, seed):
     rng = np.random.Generator(np.random.PCG64(seed))
     found = drawn_sizes(SizeLaw(law=law, spread=spread, smallest=smallest), clients, clients * mean, rng)

@@ -211,7 +211,7 @@ documents = st.builds(
 
 
 @given(documents)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_resolved_configuration_is_a_configuration(document):
     first = config.resolve(document)
     text = yaml.safe_dump(first.model_dump(mode="json", exclude={"algorithms"}))

@@ -217,7 +217,7 @@ def test_differences_are_told_field_by_field(made):
 
 
 @given(lr=st.floats(1e-9, 1e6), epochs=st.integers(1, 10**4), name=st.text(max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_canonical_form_round_trips(made, lr, epochs, name):
     job, folder = made
     part = job.protocol.model_copy(update={"local": LocalTraining(lr=lr, epochs=epochs), "name": name})

@@ -607,7 +607,6 @@ class GateMachine(RuleBasedStateMachine):
 GateMachine.TestCase.settings = settings(
     max_examples=25,
     stateful_step_count=20,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
     database=None,

@@ -110,7 +110,7 @@ def test_divergence_covers_the_summed_distances() -> None:
     assert exact < code.divergence(3) < 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e6, 1e6)),
     st.floats(1e-6, 1e6),
@@ -137,7 +137,7 @@ def test_vectors_on_the_sphere_stay_inside(d: int, clip: float) -> None:
             assert code.scale * (1 - 1e-8) - math.sqrt(d) <= norm_of <= code.scale
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32), st.integers(1, 200), st.floats(1e-3, 1e3), st.integers(1, 50))
 def test_one_record_moves_a_rounded_sum_by_at_most_the_sensitivity(seed: int, d: int, clip: float, batch: int) -> None:
     random = np.random.default_rng(seed)

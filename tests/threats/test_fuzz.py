@@ -65,7 +65,7 @@ def test_the_shares_of_the_targets_make_a_whole(targets):
 
 @pytest.mark.parametrize("name", ["codec", "chunks", "server", "client", "transcript", "job", "sums"])
 def test_hypothesis_finds_no_counterexample_either(targets, name):
-    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=8, suppress_health_check=list(HealthCheck), database=None)
     @given(st.randoms(use_true_random=False))
     def check(rng: Random) -> None:
         targets[name].run(rng, Counter())

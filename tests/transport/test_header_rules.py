@@ -77,7 +77,7 @@ def test_the_fields_and_their_order_are_the_declared_ones() -> None:
     assert [field.default for field in fields(Header)][7:] == list(declared.values())[7:]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.randoms(use_true_random=False))
 def test_valid_and_mutated_headers_meet_the_declared_outcome(rng: Random) -> None:
     data = fuzz_bytes.header(rng)
@@ -94,7 +94,7 @@ EDGES = st.sampled_from(
 ALPHABETS = st.sampled_from(("0123456789abcdef", "abc_", "a-9", "AZaz09_.", "\x1f \x7fé\n", "٣߀"))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(
     st.sampled_from(list(RULES)),
     EDGES | st.integers(-(1 << 63), (1 << 64) - 1) | ALPHABETS.flatmap(lambda letters: st.text(letters, max_size=66)),

@@ -58,7 +58,7 @@ def rate_at(schedule: Schedule, time_s: float) -> float:
     return rate
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(schedules(), st.integers(2, 100_000), ticks(0, 2000))
 def test_sending_times_agree_with_numerical_integration(schedule: Schedule, size: int, start_s: float) -> None:
     left, time_s = 8.0 * size, start_s
@@ -70,7 +70,6 @@ def test_sending_times_agree_with_numerical_integration(schedule: Schedule, size
     assert schedule.sent_at(size + 1, "down", start_s) >= time_s - TICK_S - 1e-6
 
 
-@settings(deadline=None)
 @given(schedules(), st.integers(0, 100_000), st.integers(0, 100_000), ticks(0, 2000))
 def test_sending_in_two_parts_takes_as_long(schedule: Schedule, first: int, second: int, start_s: float) -> None:
     middle_s = schedule.sent_at(first, "down", start_s)

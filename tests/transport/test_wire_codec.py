@@ -79,14 +79,14 @@ def headers(draw: st.DrawFn) -> Header:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(headers())
 def test_round_trip(header: Header) -> None:
     assert decode(encode(header)) == header
     assert len(encode(header)) <= MAX_HEADER
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=2000))
 def test_random_bytes_meet_only_wire_errors(data: bytes) -> None:
     with pytest.raises(WireError):
@@ -100,7 +100,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(RULES)), nested)
 def test_any_value_in_any_field_is_valid_or_a_wire_error(name: str, value: object) -> None:
     try:
@@ -111,7 +111,7 @@ def test_any_value_in_any_field_is_valid_or_a_wire_error(name: str, value: objec
     assert header == decode(encode(header))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(headers(), st.data())
 def test_a_truncated_header_is_refused(header: Header, data: st.DataObject) -> None:
     whole = encode(header)

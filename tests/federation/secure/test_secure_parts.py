@@ -53,7 +53,7 @@ def newton(points, values, prime):
     return total
 
 
-@hypothesis_settings(deadline=None, max_examples=50)
+@hypothesis_settings(max_examples=50)
 @given(
     st.binary(min_size=32, max_size=32), st.integers(1, 12), st.sets(st.integers(1, 5000), min_size=12, max_size=20), st.data()
 )

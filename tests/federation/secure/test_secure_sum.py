@@ -46,7 +46,7 @@ def test_sum_of_a_thousand_clients_is_exact(stage):
     assert np.array_equal(play(secure, {stage: gone} if stage else {}), secure.expected())
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
+@hypothesis_settings(max_examples=30)
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.sampled_from(STAGES)), max_size=4), st.integers(0, 2))
 def test_sum_is_exact_or_aborted(n, drops, colluders):
     secure = Sum(n, settings=Settings(colluders=min(colluders, 2 * n // 3)))

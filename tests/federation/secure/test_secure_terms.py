@@ -21,7 +21,7 @@ def terms(n, **settings):
 
 
 @given(st.integers(1, 400), st.integers(0, 30), st.sampled_from([2 / 3, 0.7, 0.9, 1.0]))
-@hypothesis_settings(deadline=None, max_examples=60)
+@hypothesis_settings(max_examples=60)
 def test_thresholds_exclude_two_answers(n, colluders, threshold):
     if problems(n, Settings(threshold, colluders)):
         return
