@@ -38,13 +38,16 @@ class Lines:
         self._path = path
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            size = os.fstat(self._handle).st_size
-            if size and os.pread(self._handle, 1, size - 1) != b"\n":
-                with naming(path):
-                    os.write(self._handle, b"\n")
+            with naming(path):
+                os.write(self._handle, self._newline())
         except OSError:
             os.close(self._handle)
             raise
+
+    def _newline(self) -> bytes:
+        """Return what terminates the last line of the file: nothing, or a newline if it is partial."""
+        size = os.fstat(self._handle).st_size
+        return b"\n" if size and os.pread(self._handle, 1, size - 1) != b"\n" else b""
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one object; NaN and infinity become null.
@@ -52,8 +55,9 @@ class Lines:
         Raises:
             OSError: If the line cannot be written completely, for example on a full disk.
         """
-        data = (_text(line) + "\n").encode()
         with naming(self._path):
+            # Another process may have left a partial line on a full disk since: this one must not become a part of it.
+            data = self._newline() + (_text(line) + "\n").encode()
             written = os.write(self._handle, data)
             while written < len(data):  # on a full disk the next call raises
                 written += os.write(self._handle, data[written:])

@@ -59,6 +59,28 @@ def test_a_line_is_written_whole_or_an_error_is_raised(tmp_path, monkeypatch):
     assert [line["round"] for line in runlog.read(path)] == [1, 3]
 
 
+def test_a_line_that_another_process_has_left_partial_costs_itself_alone(tmp_path, monkeypatch):
+    """The disk is full for the coordinator's line; the observer, which has the file open, writes the next one when there is room."""
+    path, real = tmp_path / "metrics.jsonl", os.write
+
+    def few(fd, data):
+        if len(data) < 20:
+            raise OSError(28, "No space left on device")
+        return real(fd, data[: len(data) - 10])
+
+    coordinator, observer = runlog.Lines(path), runlog.Lines(path)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", few)
+        with pytest.raises(OSError, match="No space left"):
+            coordinator.write({"view": "server", "round": 2, "seconds": 1.0})
+    coordinator.close()
+    observer.write({"view": "observer", "round": 1})
+    observer.write({"view": "observer", "round": 2})
+    observer.close()
+    assert [line["round"] for line in runlog.read(path)] == [1, 2]
+    assert path.read_bytes().count(b"\n") == 3
+
+
 @pytest.mark.parametrize("line", ['{"round":1}', '{"view":"server"}', '{"view":"server","round":"1"}', '{"view":7,"round":1}'])
 def test_metrics_without_view_and_round_are_left_out(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
