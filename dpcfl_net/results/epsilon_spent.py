@@ -156,18 +156,17 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
     written = max((line["round"] for line in runlog.each(metrics) if "epsilon_spent_by_client" in line), default=0)
     done = _finished_rounds(folder)
     curves = epsilon_curves(folder, job)
-    lines = runlog.Lines(metrics)
     if job.algorithm.capabilities.asynchronous:
         rounds = range(done, done + (done > written))
     else:
         lacking = clients_that_lack_charges(folder, job, curves)
         known = [len(curve) if client in lacking else max(len(curve), done) for client, curve in enumerate(curves)]
         rounds = range(written + 1, min(known, default=0) + 1)
-    for t in rounds:
-        at = None if job.algorithm.capabilities.asynchronous else t
-        spent = [curve[:at][-1] if curve else 0.0 for curve in curves]
-        lines.write({"view": "server", "round": t, "epsilon_spent_by_client": spent})
-    lines.close()
+    with runlog.all_open(metrics) as (lines,):
+        for t in rounds:
+            at = None if job.algorithm.capabilities.asynchronous else t
+            spent = [curve[:at][-1] if curve else 0.0 for curve in curves]
+            lines.write({"view": "server", "round": t, "epsilon_spent_by_client": spent})
 
 
 def clients_that_lack_charges(folder: Path, job: Job, curves: list[list[float]]) -> set[int]:

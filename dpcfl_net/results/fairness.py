@@ -59,9 +59,8 @@ def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | Non
     drop = best[:, 0] - np.asarray(last["accuracy_by_client"])
     rise = np.asarray([np.inf if loss is None else loss for loss in last["loss_by_client"]]) - best[:, 1]
     found = {"f_acc": float(np.ptp(drop)), "f_loss": float(np.ptp(rise)) if np.isfinite(rise).all() else None}
-    book = runlog.Lines(metrics)
-    book.write({"view": "observer", "round": last["round"], **found})
-    book.close()
+    with runlog.all_open(metrics) as (book,):
+        book.write({"view": "observer", "round": last["round"], **found})
     add_not_covered(folder, FAIRNESS)
     return found
 

@@ -9,13 +9,17 @@ import re
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
+from full_disk import files_do_not_grow
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core import runlog
 from dpcfl_net.launch.cli.run import report
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.base import read_event
+from dpcfl_net.results.epsilon_spent import write_epsilon_lines
+from dpcfl_net.results.summary import read_run_job
 
 ROUNDS = 4
 SETTINGS = {
@@ -46,6 +50,20 @@ def test_every_round_has_the_epsilon_of_every_client_though_some_are_not_charged
     run.export(tmp_path / "export")
     rounds = next(path for path in (tmp_path / "export").rglob("*.csv") if "epsilon_spent" in path.read_text().split("\n")[0])
     assert all(row["epsilon_spent"] for row in csv.DictReader(rounds.open()))
+
+
+def test_lines_that_a_full_disk_does_not_take_leave_no_file_open(tmp_path) -> None:
+    """In a notebook each run that ended on a full disk left a descriptor."""
+    run = dpcfl.run({**SETTINGS, **JOINS}, tmp_path, "in-process", progress=False)
+    metrics = run.path / "metrics.jsonl"
+    kept = [line for line in metrics.read_text().splitlines(keepends=True) if "epsilon_spent_by_client" not in line]
+    metrics.write_text("".join(kept))
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        with files_do_not_grow(), pytest.raises(OSError, match=r"metrics\.jsonl"):
+            write_epsilon_lines(run.path, read_run_job(run.path))
+    assert psutil.Process().num_fds() == before
+    assert metrics.read_text() == "".join(kept)
 
 
 def as_a_copy(folder: Path, client: int, charges: int, last_task: int) -> None:
