@@ -18,7 +18,7 @@ SPELT = {
 PROTECTED = {"sample": "one training record of a client", "client": "all data of a client"}
 AGAINST = {
     "untrusted-server": "the server: each client adds noise before it sends anything",
-    "trusted-server": "everybody except the server, which receives raw updates and adds the noise",
+    "trusted-server": "everybody who sees what the server publishes, but not the server, which receives raw updates and adds the noise",
     "secure-aggregation": "the server, which sees only sums over clients",
 }
 

@@ -418,6 +418,20 @@ def test_no_facts_of_privacy_without_a_finite_epsilon(tmp_path: Path) -> None:
     assert "<dt>Promise</dt>" not in text
 
 
+@pytest.mark.parametrize(
+    ("trust", "words"),
+    [
+        # Who sees the traffic of the network knows samples that epsilon takes for secret: the statement names it as not covered.
+        ("trusted-server", "everybody who sees what the server publishes, but not the server"),
+        ("secure-aggregation", "the server, which sees only sums over clients"),
+    ],
+)
+def test_the_page_says_against_whom_a_run_protects(tmp_path: Path, trust: str, words: str) -> None:
+    text = own_part(write_report(write_run(tmp_path / "run", 2, privacy=privacy(trust=trust, unit="client"))))
+    (against,) = re.findall(r"<dt>Against</dt><dd>(.*?)</dd>", text)
+    assert against.startswith(words)
+
+
 def test_terms_are_explained_for_pointer_and_keyboard(finished: Path) -> None:
     text = own_part(write_report(finished))
     terms = {term: title for title, term in re.findall(r'<abbr tabindex="0" title="([^"]+)"[^>]*>([^<]+)</abbr>', text)}
