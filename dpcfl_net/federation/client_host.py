@@ -13,7 +13,7 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import describe, finite
-from dpcfl_net.core.types import Answer, Release, Task
+from dpcfl_net.core.types import Answer, ClientStep, Release, Task
 from dpcfl_net.federation.capabilities import ClientSide, client_steps, tensor_sides
 from dpcfl_net.federation.claim import unprotected
 from dpcfl_net.federation.client import Client
@@ -28,7 +28,7 @@ from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
-from dpcfl_net.transport.messages import match_template, resolve
+from dpcfl_net.transport.messages import WireError, match_template, resolve
 
 Split = Literal["train", "validation"]
 ON_GPU = "computed-on-gpu"  # file in a ledger's folder: a charge without an answer may have been computed on a GPU
@@ -161,6 +161,13 @@ class ClientHost:
         if self._secure is not None:
             self._secure.check(task, split_state(self.gate.state())[0])
 
+    def _check_release(self, step: ClientStep, release: Release) -> None:
+        """WireError, with the name of the step, if a release is not as the step's `gives`."""
+        try:
+            match_template(describe(release.tensors), resolve(step.gives, tensor_sides(self.algorithm)))
+        except WireError as error:
+            raise WireError(error.code, f"release of client step {step.kind!r}: {error.reason}") from None
+
     def _check_personal(self, model: Any) -> None:
         """Raise Refused for a personal model that is none of the job: it would be evaluated by its first p numbers."""
         p = self.protocol.model.parameters
@@ -199,7 +206,7 @@ class ClientHost:
             )  # fmt: skip
             release = getattr(self.algorithm, task.kind)(me, **self._encoding.decode_task(step, tensors))
         if isinstance(release, Release):
-            match_template(describe(release.tensors), resolve(step.gives, tensor_sides(self.algorithm)))
+            self._check_release(step, release)
             if self.protocol.privacy.trust == "trusted-server":
                 release = _finite(release)
             with np.errstate(all="ignore"):

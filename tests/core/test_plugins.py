@@ -819,6 +819,19 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
     assert done.privacy.statement.covered == ("model updates", "values with noise of their own: loss")  # it left out the second
 
 
+@pytest.mark.parametrize(
+    ("released", "words"),
+    [
+        ("trained[:-1]", r"tensor update: f4 \[649\], expected f4 \[650\]"),
+        ("trained, loss=trained[0]", "tensors loss are missing or not expected"),
+    ],
+)
+def test_a_release_of_another_form_names_its_client_step(module, tmp_path, released, words):
+    module("own_rounds", PERSONAL.replace("KEPT", "").replace("update=trained - model", f"update={released}"))
+    with pytest.raises(Refused, match=f"^template: release of client step 'train': {words}"):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
 def test_an_error_of_a_client_step_names_its_line(module, tmp_path):
     """The message was the exception alone; file and line were in a log below the run folder."""
     text = PERSONAL.replace("KEPT", "{}['mine']")
