@@ -45,7 +45,9 @@ def record_code(folder: Path, config: Config) -> None:
     before = read_mapping(files.own_code, [])
     changed = [f"{field} is {name!r}" for field, name in own_code(config) if before.get(field, now[field]) != now[field]]
     if changed:
-        last = max((line["round"] for line in runlog.each(files.metrics) if line["view"] == "server"), default=0)
+        last = max(
+            (line["round"] for line in runlog.each(files.metrics) if line["view"] == "server" and "answered" in line), default=0
+        )
         when = f"after round {last} of this run" if last else "since this run was started"
         warnings = runlog.Lines(files.warnings)
         try:

@@ -172,6 +172,8 @@ def test_a_resumed_run_says_that_own_code_has_changed(study):
     assert (resumed.rounds_done, resumed.warnings) == (4, [])
 
     run = two_rounds(partial(dpcfl.run, path, study / "runs", "in-process"))
+    with (run.path / "metrics.jsonl").open("a") as file:  # of a round that was charged and not completed
+        file.write('{"view":"server","round":3,"epsilon_spent_by_client":[1.0,1.0]}\n')
     write(study / "study/sizes.py", "WIDTH = 4\n")
     importlib.reload(sys.modules["study.model"])
     resumed = two_rounds(partial(dpcfl.resume, run.path))
