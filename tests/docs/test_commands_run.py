@@ -82,7 +82,8 @@ def _in_shell(text: str, sample: Path) -> str:
     function = f'run() {{ dirname "$({listed} | sed -n "$1p")"; }}\n'
     names = {"CONFIG": "quickstart", "RUN": '"$(run 1)"', "RUN2": '"$(run 2)"', "LOCAL": str(local), "SWEEP": str(sweep)}
     newest = re.sub(r"\bruns/NAME\b", lambda _: names["RUN"], text)
-    newest = re.sub(r"\bdpcfl serve\b", f"timeout --preserve-status --signal=INT {SERVED} dpcfl serve", newest)
+    # In the foreground the command alone gets the signal; else it gets that of its group, too, as from a second Ctrl-C.
+    newest = re.sub(r"\bdpcfl serve\b", f"timeout --foreground --preserve-status --signal=INT {SERVED} dpcfl serve", newest)
     return function + re.sub(r"(?<![\w/$])(CONFIG|RUN2|RUN|LOCAL|SWEEP)(?![\w/=])", lambda name: names[name[0]], newest)
 
 
