@@ -30,7 +30,7 @@ def check_code(configs: Iterable[Config]) -> None:
 def record_code(folder: Path, config: Config) -> None:
     """Record the source of own code in a run folder; a resumed run whose code has changed since gets a warning.
 
-    The run is not refused: the change may mend what made it fail. But its rounds are then those of two algorithms.
+    Such a run is not refused, since the change may mend what made it fail. But then its rounds come from two versions of the code.
 
     Args:
         folder: The run folder, with a complete job.
@@ -49,12 +49,9 @@ def record_code(folder: Path, config: Config) -> None:
             (line["round"] for line in runlog.each(files.metrics) if line["view"] == "server" and "answered" in line), default=0
         )
         when = f"after round {last} of this run" if last else "since this run was started"
-        warnings = runlog.Lines(files.warnings)
-        try:
+        with runlog.all_open(files.warnings) as (warnings,):
             for what in changed:
                 text = f"{what}: its code has changed {when}; the remaining rounds run the changed code"
                 warnings.write({"view": "launcher", "time": time.time(), "text": text})
-        finally:
-            warnings.close()
     if now != before:
         write_atomically(files.own_code, canonical_json(now))

@@ -42,15 +42,7 @@ def sha256(field: str, name: str) -> str:
 
 
 def sha256_of_files(field: str, name: str) -> str:
-    """Return the sha256 (hex) of a plug-in's source as `sha256`, but of the files as they are now, which a new process would import.
-
-    Args:
-        field: Configuration field, for messages.
-        name: `package.module:function`.
-
-    Raises:
-        ConfigError: If the plug-in cannot be imported.
-    """
+    """As `sha256`, but of the files as they are now, which a new process would import."""
     load(field, name)
     return _sha256(_module(name))
 

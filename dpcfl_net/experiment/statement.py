@@ -54,7 +54,7 @@ PUBLISHED = "the server's publications of each round: noisy sums of clipped upda
 PUBLISHED_FROM_BUFFERS = (
     "the server's publications of each version: noisy sums of clipped updates; at most {} participations of each client"
 )
-OWN_VALUES = "values with noise of their own: {}"
+OWN_VALUES = "other noisy values that clients send: {}"
 AGGREGATORS_SEE = "the same releases as aggregators receive them: aggregators belong to the untrusted server"
 OTHER_RELEASES = "the other releases: their noise meets epsilon {:g} only for given outcomes of the releases without a guarantee, on which they depend"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"

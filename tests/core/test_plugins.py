@@ -816,7 +816,7 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
     held |= {"data": {**held["data"], "validation": 0.2}, "privacy": {"epsilon": 5, "delta": 1e-4}}
     done = dpcfl.run(held, tmp_path / "runs", "in-process", progress=False)
     assert done.state == "finished"
-    assert done.privacy.statement.covered == ("model updates", "values with noise of their own: loss")  # it left out the second
+    assert done.privacy.statement.covered == ("model updates", "other noisy values that clients send: loss")
 
 
 @pytest.mark.parametrize(
