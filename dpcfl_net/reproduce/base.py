@@ -18,9 +18,11 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import nearest
 from dpcfl_net.core.run_folder import REPORT
 from dpcfl_net.reproduce.claims import Claim, Judged, judge
+from dpcfl_net.results.statistics import LEVEL
 
 if TYPE_CHECKING:
     from dpcfl_net.report.figures import Figure
+    from dpcfl_net.reproduce.planned import Earlier
     from dpcfl_net.results.result import Result
     from dpcfl_net.results.tables import Table
 
@@ -36,6 +38,10 @@ HOW_JUDGED = (
 )
 
 
+class OutOfTime(Exception):
+    """The time budget is spent, and a figure that needs all its runs has some missing."""
+
+
 @dataclass
 class ReproductionResult:
     """Everything that a reproduction computed.
@@ -48,6 +54,7 @@ class ReproductionResult:
         notes: Sentences on differences to the paper.
         runs: Number of complete runs behind it; counted only by figures that can be computed from a part of their runs.
         planned_runs: Number of runs of the whole figure, if counted.
+        looks: How often the claims were judged, each time with more seeds than before; this time included.
     """
 
     rows: list[dict[str, Any]]
@@ -57,6 +64,7 @@ class ReproductionResult:
     notes: list[str] = field(default_factory=list)
     runs: int = 0
     planned_runs: int = 0
+    looks: int = 1
 
     @property
     def partial(self) -> bool:
@@ -64,8 +72,12 @@ class ReproductionResult:
         return self.runs < self.planned_runs
 
     def judged(self) -> list[Judged]:
-        """Return every claim with its verdict; Holm's correction covers the claims of this figure."""
-        return judge(self.claims)
+        """Return every claim with its verdict; Holm's correction covers the claims of this figure.
+
+        Every further look has half of the level of the one before: 5 %, 2.5 %, 1.25 % ... So over all looks at its data a figure has a
+        wrongly decided claim with probability below 10 %.
+        """
+        return judge(self.claims, 1 - (1 - LEVEL) / 2 ** (self.looks - 1))
 
 
 class Context(Protocol):
@@ -88,6 +100,9 @@ class Context(Protocol):
 
     def seeds(self, usual: Sequence[int], /) -> Sequence[int]:
         """Return the seeds to run: 0 to asked_seeds - 1, else the usual ones of the figure."""
+
+    def earlier(self) -> Earlier:
+        """Return the earlier result of the figure that the user gave; without one it is empty."""
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """Run a configuration for every combination of the axes; stored runs are reused.
@@ -126,6 +141,7 @@ class Reproduction:
         title: Title of the report.
         complete_runs: True if it needs complete runs, which take hours for a whole figure.
         any_scale: True if it computes the same at every scale, as formulas do.
+        run_columns: Columns of data.csv that together name a run; with them earlier lines can stand for runs (`planned.measure`).
     """
 
     name: ClassVar[str] = ""
@@ -133,6 +149,7 @@ class Reproduction:
     title: ClassVar[str] = ""
     complete_runs: ClassVar[bool] = False
     any_scale: ClassVar[bool] = False
+    run_columns: ClassVar[Sequence[str]] = ()
 
     def compute(self, context: Context) -> ReproductionResult:
         """Compute rows, figures, tables and claims.
@@ -206,7 +223,14 @@ def write(reproduction: type[Reproduction], outcome: ReproductionResult, context
     page = write_page(
         context.folder / REPORT,
         title=f"{reproduction.name}: {reproduction.title}",
-        lead=[reproduction.paper, f"Scale: {context.scale}.", *_missing(outcome), HOW_JUDGED, *outcome.notes],
+        lead=[
+            reproduction.paper,
+            f"Scale: {context.scale}.",
+            *_missing(outcome),
+            HOW_JUDGED,
+            *_looked(outcome),
+            *outcome.notes,
+        ],
         figures=[*of_claims(outcome.claims), *outcome.figures],
         tables=[claims_table(judged), *outcome.tables],
     )
@@ -218,6 +242,7 @@ def write(reproduction: type[Reproduction], outcome: ReproductionResult, context
         "state": PARTIAL if outcome.partial else FINISHED,
         **({"runs": [outcome.runs, outcome.planned_runs]} if outcome.partial else {}),
         "asked_seeds": context.asked_seeds,
+        "looks": outcome.looks,
         "claims": [one.document() for one in judged],
         "notes": outcome.notes,
     }
@@ -227,6 +252,15 @@ def write(reproduction: type[Reproduction], outcome: ReproductionResult, context
 
 def _missing(outcome: ReproductionResult) -> list[str]:
     return [f"Partial: {outcome.runs} of {outcome.planned_runs} runs."] if outcome.partial else []
+
+
+def _looked(outcome: ReproductionResult) -> list[str]:
+    if outcome.looks == 1:
+        return []
+    level = 1 - (1 - LEVEL) / 2 ** (outcome.looks - 1)
+    return [
+        f"The claims were judged before, with fewer seeds. This is look {outcome.looks}, with {level:.4g} instead of {LEVEL:.2g} as confidence."
+    ]
 
 
 def claims_table(judged: Sequence[Judged]) -> Table:

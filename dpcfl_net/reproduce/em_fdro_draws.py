@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Claim, Comparison, Exact, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
@@ -47,18 +49,25 @@ class Robustness(Reproduction):
     paper = PAPER + ", Figures 2 and 3"
     title = "Effect of loss-weighted client sampling on the worst client, the tail and global accuracy"
     complete_runs = True
+    run_columns = ("clients_per_round", "tilt", "seed")
 
     def compute(self, context: Context) -> ReproductionResult:
         path, seeds = packaged(f"em_fdro/{CONFIGS[context.scale]}"), context.seeds(SEEDS[context.scale])
-        axes = {"algorithm.clients_per_round": DRAWN, "algorithm.tilt": EPSILONS, "seed": seeds}
-        outcome = ReproductionResult([row for result in context.results(path, axes) for row in rows_of(result)], [])
+
+        def plan(cell: tuple[int, float, int]) -> tuple[Sequence[Any], Grid]:
+            drawn, tilt, seed = cell
+            return cell, (path, {"algorithm.clients_per_round": [drawn], "algorithm.tilt": [tilt], "seed": [seed]})
+
+        cells = list(itertools.product(DRAWN, EPSILONS, seeds))
+        measured = measure(self, context, cells, plan, lambda _, result: rows_of(result), whole=True)
+        outcome = ReproductionResult(measured.rows, [])
         for drawn in DRAWN:
             own = [row for row in outcome.rows if row["clients_per_round"] == drawn]
-            outcome.figures += [*mean_curves(drawn, own), *single_run(drawn, own, seeds[0])]
+            outcome.figures += [*mean_curves(drawn, own), *single_run(drawn, own, min(row["seed"] for row in own))]
             outcome.tables += [table(drawn, own), leaders(drawn, own)]
             outcome.claims += claims(drawn, own)
         outcome.notes += NOTES
-        return outcome
+        return measured.count(outcome)
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import Claim
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, RECOVERED, SLACK, ordering, recovery, row_of
 from dpcfl_net.results.result import Result
@@ -40,22 +42,30 @@ class Variants(Reproduction):
     paper = PAPER + ", Algorithm 1, lines 9 and 13 (ours); RC-DPFL, section 5 (f-CDPFL)"
     title = "Variants of R-DPCFL and choices by loss, at epsilon 5"
     complete_runs = True
+    run_columns = ("variant", "seed")
 
     def compute(self, context: Context) -> ReproductionResult:
-        setting, seeds = CONFIGS[context.scale][0], context.seeds(SEEDS[context.scale])
-        found: dict[str, list[Result]] = {}
-        for variant, options in VARIANTS.items():
+        setting = CONFIGS[context.scale][0]
+
+        def plan(cell: tuple[str, int]) -> tuple[Sequence[Any], Grid]:
+            variant, seed = cell
             axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [EPSILON], "rounds": [ROUNDS[context.scale]], **QUICK}
-            axes |= {key: [value] for key, value in options.items()}
-            found[variant] = context.results(packaged(f"r_dpcfl/fig6/{setting}"), axes | {"seed": seeds})
-        rows = [{"variant": name, **line(setting, result)} for name, results in found.items() for result in results]
-        return ReproductionResult(rows, claims(rows), [means(rows)], [table(rows)], [
+            axes |= {key: [value] for key, value in VARIANTS[variant].items()}
+            return cell, (packaged(f"r_dpcfl/fig6/{setting}"), axes | {"seed": [seed]})
+
+        def lines_of(cell: tuple[str, int], result: Result) -> list[dict[str, Any]]:
+            return [{"variant": cell[0], **line(setting, result)}]
+
+        cells = list(itertools.product(VARIANTS, context.seeds(SEEDS[context.scale])))
+        measured = measure(self, context, cells, plan, lines_of, whole=True)
+        rows = measured.rows
+        return measured.count(ReproductionResult(rows, claims(rows), [means(rows)], [table(rows)], [
             f"{ROUNDS[context.scale]} rounds (figures 6 and 7: 25 at laptop scale, 200 at the paper's).",
             "R-DPCFL's mixture: spectral by default; scikit-learn's fits all dimensions of the updates, as the paper is printed.",
             "An effective MSS of 0 opens the window of private choices in round 2. Without a warm start all models are equal there.",
             "f-CDPFL with argmin sends raw indices, so its epsilon is inf: 5 is the epsilon of its updates alone.",
             "Learning rate and clip norm were chosen for the clustered systems together, not for each variant.",
-        ])  # fmt: skip
+        ]))  # fmt: skip
 
 
 def line(setting: str, result: Result) -> dict[str, Any]:

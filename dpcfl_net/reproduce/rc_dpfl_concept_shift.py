@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import Claim, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.r_dpcfl_accuracy import RECOVERED, SLACK, ordering, recovery
 from dpcfl_net.reproduce.r_dpcfl_variants import MEASURES, QUICK, ROUNDS, by_variant, line, means, table
 
@@ -24,18 +26,25 @@ class ConceptShift(Reproduction):
     paper = "Malekmohammadi et al., RC-DPFL (earlier version of R-DPCFL), Figure 6 (bottom), Tables 10 and 11"
     title = "Labels shifted by cluster, at epsilon 5"
     complete_runs = True
+    run_columns = ("algorithm", "seed")
 
     def compute(self, context: Context) -> ReproductionResult:
-        setting, seeds = CONFIGS[context.scale], context.seeds(SEEDS[context.scale])
-        axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [EPSILON], "rounds": [ROUNDS[context.scale]], **QUICK}
-        results = context.results(packaged(f"r_dpcfl/fig6/{setting}"), axes | {"algorithm.name": SYSTEMS, "seed": seeds})
-        rows = [line(setting, result) for result in results]
-        return ReproductionResult(rows, claims(rows), [means(rows, of="algorithm")], [table(rows, of="algorithm")], [
+        setting = CONFIGS[context.scale]
+
+        def plan(cell: tuple[str, int]) -> tuple[Sequence[Any], Grid]:
+            algorithm, seed = cell
+            axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [EPSILON], "rounds": [ROUNDS[context.scale]], **QUICK}
+            return cell, (packaged(f"r_dpcfl/fig6/{setting}"), axes | {"algorithm.name": [algorithm], "seed": [seed]})
+
+        cells = list(itertools.product(SYSTEMS, context.seeds(SEEDS[context.scale])))
+        measured = measure(self, context, cells, plan, lambda _, result: [line(setting, result)], whole=True)
+        rows = measured.rows
+        return measured.count(ReproductionResult(rows, claims(rows), [means(rows, of="algorithm")], [table(rows, of="algorithm")], [
             f"{setting.replace('_', ' ')}: {ROUNDS[context.scale]} rounds; the paper: ResNet-18 on CIFAR-10, 200 rounds.",
             "f-CDPFL sends raw indices, so its epsilon is inf: 5 is the epsilon of its updates alone. R-DPCFL, with private choices, "
             "stands for RC-DPFL, with raw ones.",
             "The fairness metrics of the tables need models without privacy and were not computed.",
-        ])  # fmt: skip
+        ]))  # fmt: skip
 
 
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:

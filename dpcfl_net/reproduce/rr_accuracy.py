@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, Comparison, paired
 from dpcfl_net.reproduce.intervals import intervals
+from dpcfl_net.reproduce.planned import Measured, measure
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_moves import moves_of, untested
 from dpcfl_net.results.result import Result
@@ -88,6 +89,7 @@ FEDCAM = _pair(
 )  # fmt: skip
 HEADLINE = (FEDAVG, *IFCA)
 ALL = (FEDAVG, FEDPER, *IFCA, *FESEM, *FEDCAM)
+RUN_COLUMNS = ("setting", "guarantee", "system", "epsilon", "seed")  # that name a run of a table
 Rows = Sequence[Mapping[str, Any]]
 Found = dict[tuple[str, str, str, int], dict[Hashable, float]]  # (setting, guarantee, system, epsilon): seed: accuracy, %
 
@@ -99,13 +101,11 @@ class Table1(Reproduction):
     paper = PAPER + ", Tables 1 and 6"
     title = "Fashion-MNIST, 1000 clients: accuracy with and without rebalancing under each guarantee"
     complete_runs = True
+    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
-        cells = planned(context)
-        rows = rows_of(context, cells, "fmnist_{setting}")
-        outcome = self.judge(sorted(rows, key=_place))
-        outcome.runs, outcome.planned_runs = len(rows), len(cells)
-        return outcome
+        measured = measured_cells(self, context, planned(context), "fmnist_{setting}")
+        return measured.count(self.judge(sorted(measured.rows, key=_place)))
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build tables, figures and claims from the lines of data.csv, also of an earlier one.
@@ -220,22 +220,22 @@ def axes_of(system: System, guarantee: str, epsilon: float, seeds: Sequence[int]
     return {"algorithm": [system.under(guarantee)], **privacy, "privacy.epsilon": [epsilon], "seed": seeds}
 
 
-def rows_of(context: Context, cells: Sequence[Cell], name: str) -> list[dict[str, Any]]:
-    """Run cells and return a line of data.csv for each that has finished.
+def measured_cells(figure: Reproduction, context: Context, cells: Sequence[Cell], name: str) -> Measured:
+    """Run cells that no earlier line names, and return a line of data.csv for each that has finished.
 
     Args:
+        figure: The table, whose runs `RUN_COLUMNS` name.
         context: Access to complete runs.
         cells: The runs.
         name: Name of the configurations after their scale, with {setting} in the place of the setting.
     """
-    grids = [
-        (
-            packaged(f"rr_cluster/{context.scale}_{name.format(setting=cell.setting)}"),
-            axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed]),
-        )
-        for cell in cells
-    ]
-    return [_row(cell, result) for cell, results in zip(cells, context.finished(grids), strict=True) for result in results]
+
+    def plan(cell: Cell) -> tuple[Sequence[Any], Grid]:
+        path = packaged(f"rr_cluster/{context.scale}_{name.format(setting=cell.setting)}")
+        axes = axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed])
+        return (cell.setting, cell.guarantee, cell.system.title, cell.epsilon, cell.seed), (path, axes)
+
+    return measure(figure, context, cells, plan, lambda cell, result: [_row(cell, result)])
 
 
 def _row(cell: Cell, result: Result) -> dict[str, Any]:

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 
 from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.claims import Claim
-from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, MIN_SIZE, PAPER, Rows, System, found_in, planned, rows_of, table
+from dpcfl_net.reproduce.rr_accuracy import (
+    GUARANTEES,
+    MIN_SIZE,
+    PAPER,
+    RUN_COLUMNS,
+    Rows,
+    System,
+    found_in,
+    measured_cells,
+    planned,
+    table,
+)
 from dpcfl_net.reproduce.rr_leads import highest, raised
 from dpcfl_net.results.tables import Table
 
@@ -39,19 +50,19 @@ class Table5(Reproduction):
     paper = PAPER + ", Table 5"
     title = "CIFAR-10 and CIFAR-100 in four rotations, 1000 clients: accuracy with and without clusters and rebalancing"
     complete_runs = True
+    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
         settings, used = SETTINGS[context.scale], USED[context.scale]
         cells = planned(context, settings, used, ALL, ALL, EPSILONS)
-        rows = rows_of(context, cells, "{setting}_balanced")
+        measured = measured_cells(self, context, cells, "{setting}_balanced")
+        rows = measured.rows
         notes = [
             "The paper states a CNN of unknown size, grids of learning rates and clips, and no rounds; its numbers come from other choices."
         ]
         if context.scale == "laptop":
             notes.append("CIFAR-10 only, with 20 records of each client; the paper has 50.")
-        return ReproductionResult(
-            rows, claims(rows, settings, used), [], tables(rows, settings, used), notes, runs=len(rows), planned_runs=len(cells)
-        )
+        return measured.count(ReproductionResult(rows, claims(rows, settings, used), [], tables(rows, settings, used), notes))
 
 
 def tables(rows: Rows, settings: Sequence[str], guarantees: Sequence[str]) -> list[Table]:

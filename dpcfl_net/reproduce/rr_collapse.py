@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Claim, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.rr_accuracy import FEDAVG, GUARANTEES, IFCA, PAPER, Rows, System
 from dpcfl_net.reproduce.rr_curves import CONFIGS, EVERY, GUARANTEE, GUARANTEED, SCALE_NOTES, epsilons_of
@@ -31,23 +33,28 @@ class Collapse(Reproduction):
     paper = PAPER + ", Sections 3.4 and 5.3"
     title = "Separated clusters with and without rebalancing, and the true clusters with the same noise"
     complete_runs = True
+    run_columns = ("system", "epsilon", "seed")
 
     def compute(self, context: Context) -> ReproductionResult:
-        rows: list[dict[str, Any]] = []
-        for epsilon in EPSILONS[context.scale]:
-            for system in SYSTEMS:
-                axes: dict[str, Sequence[Any]] = {
-                    "algorithm": [system.under(GUARANTEE)],
-                    **{key: [value] for key, value in GUARANTEES[GUARANTEE].items()},
-                    **budget(epsilon),
-                    "output.evaluate_every": [EVERY],
-                    "seed": context.seeds(SEEDS[context.scale]),
-                }
-                results = context.results(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
-                rows += [row_of(system.title, epsilon, result) for result in results]
-        outcome = self.judge(rows)
+        cells = list(itertools.product(EPSILONS[context.scale], SYSTEMS, context.seeds(SEEDS[context.scale])))
+
+        def plan(cell: tuple[float, System, int]) -> tuple[Sequence[Any], Grid]:
+            epsilon, system, seed = cell
+            axes: dict[str, Sequence[Any]] = {
+                "algorithm": [system.under(GUARANTEE)],
+                **{key: [value] for key, value in GUARANTEES[GUARANTEE].items()},
+                **budget(epsilon),
+                "output.evaluate_every": [EVERY],
+                "seed": [seed],
+            }
+            return (system.title, epsilon, seed), (packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
+
+        measured = measure(
+            self, context, cells, plan, lambda cell, result: [row_of(cell[1].title, cell[0], result)], whole=True
+        )
+        outcome = self.judge(measured.rows)
         outcome.notes.insert(0, SCALE_NOTES[context.scale])
-        return outcome
+        return measured.count(outcome)
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build plots, table and claims from the lines of data.csv."""

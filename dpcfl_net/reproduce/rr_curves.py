@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, Comparison, NotTested, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import FEDAVG, FEDCAM, FESEM, IFCA, MIDDLE, PAPER, Rows, System, axes_of, listed
 from dpcfl_net.reproduce.rr_moves import idle, moves_of
@@ -36,6 +37,7 @@ class Curves(Reproduction):
     """Accuracy by round; subclasses choose systems, epsilons and claims."""
 
     complete_runs = True
+    run_columns = ("system", "epsilon", "seed")
     systems: ClassVar[Sequence[System]] = ()
     epsilons: ClassVar[Sequence[float]] = ()
 
@@ -47,22 +49,18 @@ class Curves(Reproduction):
             for system in self.systems
         ]
         path = packaged(f"rr_cluster/{CONFIGS[context.scale]}")
-        finished = context.finished([
-            (path, {**axes_of(system, GUARANTEE, epsilon, [seed]), "output.evaluate_every": [EVERY]})
-            for system, epsilon, seed in cells
-        ])  # fmt: skip
-        rows = [
-            row
-            for (system, epsilon, _), results in zip(cells, finished, strict=True)
-            for result in results
-            for row in rows_of(system, epsilon, result)
-        ]
+
+        def plan(cell: tuple[System, float, int]) -> tuple[Sequence[Any], Grid]:
+            system, epsilon, seed = cell
+            axes = {**axes_of(system, GUARANTEE, epsilon, [seed]), "output.evaluate_every": [EVERY]}
+            return (system.title, epsilon, seed), (path, axes)
+
+        measured = measure(self, context, cells, plan, lambda cell, result: rows_of(cell[0], cell[1], result))
         titles = [system.title for system in self.systems]
-        rows.sort(key=lambda row: (titles.index(row["system"]), row["epsilon"], row["seed"], row["round"]))
-        outcome = self.judge(rows)
-        outcome.runs, outcome.planned_runs = sum(map(len, finished)), len(cells)
+        measured.rows.sort(key=lambda row: (titles.index(row["system"]), row["epsilon"], row["seed"], row["round"]))
+        outcome = self.judge(measured.rows)
         outcome.notes.insert(0, SCALE_NOTES[context.scale])
-        return outcome
+        return measured.count(outcome)
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build plots, table and claims from the lines of data.csv; claims about systems without a common seed are left out."""

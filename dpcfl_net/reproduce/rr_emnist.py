@@ -12,12 +12,13 @@ from dpcfl_net.reproduce.rr_accuracy import (
     GUARANTEES,
     MIN_SIZE,
     PAPER,
+    RUN_COLUMNS,
     Rows,
     System,
     found_in,
     listed,
+    measured_cells,
     planned,
-    rows_of,
     table,
 )
 from dpcfl_net.reproduce.rr_leads import highest, leads, not_acting, raised
@@ -51,15 +52,15 @@ class Table3(Reproduction):
     paper = PAPER + ", Tables 3 and 7"
     title = "EMNIST, 1000 clients with Dirichlet labels: accuracy with and without clusters and rebalancing"
     complete_runs = True
+    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
         used = USED[context.scale]
         cells = planned(context, SETTINGS, used, ALL, HEADLINE)
-        rows = rows_of(context, cells, "emnist_{setting}")
+        measured = measured_cells(self, context, cells, "emnist_{setting}")
+        rows = measured.rows
         note = "The paper states a CNN of unknown size, grids of learning rates and clips, and no rounds; its numbers come from other choices."
-        return ReproductionResult(
-            rows, claims(rows, used), [], tables(rows, used), [note], runs=len(rows), planned_runs=len(cells)
-        )
+        return measured.count(ReproductionResult(rows, claims(rows, used), [], tables(rows, used), [note]))
 
 
 def tables(rows: Rows, guarantees: Sequence[str]) -> list[Table]:

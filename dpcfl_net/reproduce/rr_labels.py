@@ -9,8 +9,9 @@ from typing import Any
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, Comparison, NotTested, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, Rows, System, axes_of, cells
 from dpcfl_net.reproduce.rr_moves import idle, moves_of, untested
@@ -147,6 +148,7 @@ class SmallestCluster(Reproduction):
     paper = PAPER + ", Figure 3"
     title = "Accuracy over the minimum cluster size"
     complete_runs = True
+    run_columns = ("guarantee", "min_cluster_size", "seed")
     guarantees = ("labels-first", "expected")
     min_sizes: Mapping[str, Sequence[int]] = {
         "laptop": (0, 4, 8, 12, 16, 20, LARGEST), "paper": (0, 2, 4, 6, 8, 10, 12, 16, 20, LARGEST),
@@ -156,19 +158,16 @@ class SmallestCluster(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         path, sizes = packaged(f"rr_cluster/{context.scale}_fmnist_balanced"), self.min_sizes[context.scale]
         # The first seed of every point comes first, so that a part of the runs has whole curves.
-        planned = list(itertools.product(context.seeds(self.seeds), self.guarantees, sizes))
-        finished = context.finished([
-            (path, axes_of(rebalanced(size), guarantee, 2, [seed])) for seed, guarantee, size in planned
-        ])  # fmt: skip
-        rows = [
-            _row(guarantee, size, result)
-            for (_, guarantee, size), results in zip(planned, finished, strict=True)
-            for result in results
-        ]
+        cells = list(itertools.product(context.seeds(self.seeds), self.guarantees, sizes))
+
+        def plan(cell: tuple[int, str, int]) -> tuple[Sequence[Any], Grid]:
+            seed, guarantee, size = cell
+            return (guarantee, size, seed), (path, axes_of(rebalanced(size), guarantee, 2, [seed]))
+
+        measured = measure(self, context, cells, plan, lambda cell, result: [_row(cell[1], cell[2], result)])
+        rows = measured.rows
         rows.sort(key=lambda row: (self.guarantees.index(row["guarantee"]), row["min_cluster_size"], row["seed"]))
-        outcome = self.judge(rows)
-        outcome.runs, outcome.planned_runs = len(rows), len(planned)
-        return outcome
+        return measured.count(self.judge(rows))
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build plot and claims from the lines of data.csv; claims about runs without a common seed are left out."""

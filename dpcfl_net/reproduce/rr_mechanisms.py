@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,9 @@ from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelecti
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Claim, Exact, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import PAPER, Rows
 from dpcfl_net.reproduce.rr_curves import CONFIGS, EVERY, SCALE_NOTES
@@ -63,25 +65,30 @@ class Mechanisms(Reproduction):
     paper = PAPER + ", Section 3.3 (other mechanisms for the identifiers)"
     title = "Mechanisms for labels at equal epsilon"
     complete_runs = True
+    run_columns = ("run", "seed")
 
     def compute(self, context: Context) -> ReproductionResult:
-        rows: list[dict[str, Any]] = [
+        exact: list[dict[str, Any]] = [
             {"mechanism": name, "budget": budget, "right": 100 * share}
             for budget in BUDGETS
             for name, share in (right_labels(budget) | right_beside_sums(budget)).items()
         ]
-        for name, options in RUNS.items():
+
+        def plan(cell: tuple[str, int]) -> tuple[Sequence[Any], Grid]:
+            name, seed = cell
             axes: dict[str, Sequence[Any]] = {
-                "algorithm": [dict(options)],
+                "algorithm": [dict(RUNS[name])],
                 **{key: [value] for key, value in REPLACED.items()},
                 "output.evaluate_every": [EVERY],
-                "seed": context.seeds(SEEDS[context.scale]),
+                "seed": [seed],
             }
-            results = context.results(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
-            rows += [run_row(name, result) for result in results]
-        outcome = self.judge(rows)
+            return cell, (packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
+
+        cells = list(itertools.product(RUNS, context.seeds(SEEDS[context.scale])))
+        measured = measure(self, context, cells, plan, lambda cell, result: [run_row(cell[0], result)], whole=True)
+        outcome = self.judge([*exact, *measured.rows])
         outcome.notes.insert(0, SCALE_NOTES[context.scale])
-        return outcome
+        return measured.count(outcome)
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build plot, tables and claims from the lines of data.csv."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import Claim, Exact, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, Rows
 from dpcfl_net.reproduce.rr_collapse import INFINITE, budget, said
 from dpcfl_net.reproduce.rr_curves import CONFIGS, GUARANTEED, SCALE_NOTES
 from dpcfl_net.reproduce.rr_labels import labels_of, rebalanced
 from dpcfl_net.reproduce.rr_moves import idle, moves_of
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
 CLIENTS = 64
@@ -38,27 +41,26 @@ class SixtyFour(Reproduction):
     paper = PAPER + ", Table 4"
     title = "Correctly clustered clients of 64"
     complete_runs = True
+    run_columns = ("epsilon", "min_cluster_size", "seed")
 
     def compute(self, context: Context) -> ReproductionResult:
-        rows: list[dict[str, Any]] = []
-        for epsilon in EPSILONS[context.scale]:
-            for size in SIZES[context.scale]:
-                options = {**rebalanced(size).options, "guarantee": GUARANTEE, "sampling_rate": 1.0}
-                axes: dict[str, Sequence[Any]] = {
-                    "data.clients": [[CLIENTS // 4] * 4],
-                    "algorithm": [options],
-                    **{key: [value] for key, value in GUARANTEES[GUARANTEE].items()},
-                    **budget(epsilon),
-                    "seed": context.seeds(SEEDS[context.scale]),
-                }
-                for result in context.results(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes):
-                    rows.append({
-                        "epsilon": epsilon, "min_cluster_size": size, "seed": result.seed,
-                        "accuracy": 100 * float(result.final["accuracy_mean"]), **labels_of(result), **moves_of(result),
-                    })  # fmt: skip
-        outcome = self.judge(rows)
+        cells = list(itertools.product(EPSILONS[context.scale], SIZES[context.scale], context.seeds(SEEDS[context.scale])))
+
+        def plan(cell: tuple[float, int, int]) -> tuple[Sequence[Any], Grid]:
+            epsilon, size, seed = cell
+            axes: dict[str, Sequence[Any]] = {
+                "data.clients": [[CLIENTS // 4] * 4],
+                "algorithm": [{**rebalanced(size).options, "guarantee": GUARANTEE, "sampling_rate": 1.0}],
+                **{key: [value] for key, value in GUARANTEES[GUARANTEE].items()},
+                **budget(epsilon),
+                "seed": [seed],
+            }
+            return cell, (packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
+
+        measured = measure(self, context, cells, plan, lambda cell, result: [row_of(cell[0], cell[1], result)], whole=True)
+        outcome = self.judge(measured.rows)
         outcome.notes.insert(0, SCALE_NOTES[context.scale])
-        return outcome
+        return measured.count(outcome)
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build table and claims from the lines of data.csv."""
@@ -72,6 +74,20 @@ class SixtyFour(Reproduction):
         return ReproductionResult(
             rows, [multiples(), *(claim(rows, epsilon) for epsilon in found)], [], [table], [GUARANTEED, OWN]
         )
+
+
+def row_of(epsilon: float, size: int, result: Result) -> dict[str, Any]:
+    """Return a line of data.csv.
+
+    Args:
+        epsilon: Target epsilon.
+        size: B.
+        result: A finished run.
+    """
+    return {
+        "epsilon": epsilon, "min_cluster_size": size, "seed": result.seed,
+        "accuracy": 100 * float(result.final["accuracy_mean"]), **labels_of(result), **moves_of(result),
+    }  # fmt: skip
 
 
 def multiples() -> Claim:

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.claims import Cause, Claim
-from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, Rows, System, found_in, planned, rows_of, table
+from dpcfl_net.reproduce.rr_accuracy import (
+    GUARANTEES,
+    PAPER,
+    RUN_COLUMNS,
+    Rows,
+    System,
+    found_in,
+    measured_cells,
+    planned,
+    table,
+)
 from dpcfl_net.reproduce.rr_leads import highest, raised
 
 EPSILONS = (4, 8, 16)
@@ -39,14 +49,16 @@ class Table2(Reproduction):
     paper = PAPER + ", Tables 2 and 8"
     title = "Shakespeare, 300 roles: accuracy of the next character"
     complete_runs = True
+    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
         used = USED[context.scale]
         cells = planned(context, (SETTING,), used, ALL, HEADLINE, EPSILONS, MIDDLE)
-        rows = rows_of(context, cells, "{setting}")
+        measured = measured_cells(self, context, cells, "{setting}")
+        rows = measured.rows
         shown = table("Accuracy, %", SETTING, found_in(rows), ALL, used, EPSILONS)
         note = "The paper states an LSTM of unknown size, grids of learning rates and clips, and no rounds; its numbers come from other choices."
-        return ReproductionResult(rows, claims(rows, used), [], [shown], [note], runs=len(rows), planned_runs=len(cells))
+        return measured.count(ReproductionResult(rows, claims(rows, used), [], [shown], [note]))
 
 
 def claims(rows: Rows, guarantees: Sequence[str]) -> list[Claim]:

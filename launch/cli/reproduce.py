@@ -7,14 +7,27 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.files import shown
-from dpcfl_net.reproduce.base import CLAIMS, FINISHED, SCALES, Grid, Reproduction, Scale, find, folder_name, registry, write
+from dpcfl_net.reproduce.base import (
+    CLAIMS,
+    FINISHED,
+    SCALES,
+    Grid,
+    OutOfTime,
+    Reproduction,
+    Scale,
+    find,
+    folder_name,
+    registry,
+    write,
+)
 from dpcfl_net.reproduce.matrix import read_claims
+from dpcfl_net.reproduce.planned import Earlier, read_earlier
 
 if TYPE_CHECKING:
     from dpcfl_net.experiment.config_schema import Config
@@ -22,10 +35,6 @@ if TYPE_CHECKING:
 
 STORE = "store"
 UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-class OutOfTime(Exception):
-    """The time budget is spent, and a figure that needs all its runs has some missing."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class RunContext:
         asked_seeds: Seeds per figure; None: the usual ones.
         until: Monotonic time after which no run starts; None: no limit.
         jobs: Runs at once.
+        earlier_result: Earlier result of the figure.
     """
 
     scale: Scale
@@ -47,6 +57,7 @@ class RunContext:
     asked_seeds: int | None = None
     until: float | None = None
     jobs: int = 1
+    earlier_result: Earlier = field(default_factory=Earlier)
 
     def seeds(self, usual: Sequence[int], /) -> Sequence[int]:
         """See `reproduce.base.Context`."""
@@ -55,6 +66,10 @@ class RunContext:
     def say(self, line: str, /) -> None:
         """See `reproduce.base.Context`."""
         print(line, flush=True)
+
+    def earlier(self) -> Earlier:
+        """See `reproduce.base.Context`."""
+        return self.earlier_result
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """See `reproduce.base.Context`."""
@@ -103,7 +118,13 @@ def cells_of(config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Config]:
 
 
 def reproduce(
-    names: Sequence[str], scale: str, out: Path, budget: str | None = None, seeds: int | None = None, jobs: int = 1
+    names: Sequence[str],
+    scale: str,
+    out: Path,
+    budget: str | None = None,
+    seeds: int | None = None,
+    jobs: int = 1,
+    earlier: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Compute figures and print the path of each report and a line per claim.
 
@@ -114,6 +135,7 @@ def reproduce(
         budget: Time after which no run starts, for example 2h; None: no limit.
         seeds: Seeds per figure; None: the usual ones.
         jobs: Runs at once.
+        earlier: Parent of folders with earlier results, whose runs are not run again; None: all runs are run.
 
     Returns:
         name, title, report and claims (as in claims.json) of each figure that could be computed in time.
@@ -123,12 +145,24 @@ def reproduce(
         RunFailed: If a run that a figure needs failed.
     """
     size, until, computed = scale_of(scale), deadline(budget), []
-    for chosen in [find(name) for name in names]:
+    figures = [find(name) for name in names]
+    known = [_earlier(figure, size, earlier) for figure in figures]
+    for chosen, own in zip(figures, known, strict=True):
+        context = RunContext(size, out / folder_name(chosen, size), out / STORE, seeds, until, jobs, own)
         try:
-            computed.append(compute(chosen, RunContext(size, out / folder_name(chosen, size), out / STORE, seeds, until, jobs)))
+            computed.append(compute(chosen, context))
         except OutOfTime:
             print(out_of_time(chosen))
     return computed
+
+
+def _earlier(chosen: type[Reproduction], scale: Scale, parent: Path | None) -> Earlier:
+    if parent is None:
+        return Earlier()
+    if not chosen.run_columns:
+        able = ", ".join(name for name, figure in registry().items() if figure.run_columns)
+        raise ConfigError(f"--earlier: {chosen.name} cannot take runs from an earlier data.csv; these figures can: {able}")
+    return read_earlier(parent / folder_name(chosen, scale))
 
 
 def out_of_time(chosen: type[Reproduction]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.core.files import shown
-from dpcfl_net.launch.cli.reproduce import STORE, OutOfTime, RunContext, compute, deadline, out_of_time, scale_of
-from dpcfl_net.reproduce.base import CLAIMS, Reproduction, Scale, folder_name, registry
+from dpcfl_net.launch.cli.reproduce import STORE, RunContext, compute, deadline, out_of_time, scale_of
+from dpcfl_net.reproduce.base import CLAIMS, OutOfTime, Reproduction, Scale, folder_name, registry
 from dpcfl_net.reproduce.matrix import FAILED, write_matrix
 
 

@@ -16,7 +16,7 @@ from dpcfl_net.launch.cli import reproduce, reproduce_all
 from dpcfl_net.launch.new_run import write_config
 from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.reproduce import matrix
-from dpcfl_net.reproduce.base import Reproduction, ReproductionResult, registry
+from dpcfl_net.reproduce.base import OutOfTime, Reproduction, ReproductionResult, registry
 from dpcfl_net.reproduce.claims import Claim, Comparison, Exact
 from dpcfl_net.reproduce.inventory import papers
 
@@ -152,7 +152,7 @@ def test_a_failed_figure_is_kept_as_failed_and_does_not_end_the_others(two, tmp_
 
 def test_a_context_with_a_spent_budget_starts_no_run(tmp_path):
     context = reproduce.RunContext("laptop", tmp_path, tmp_path / "store", until=0.0)
-    with pytest.raises(reproduce.OutOfTime):
+    with pytest.raises(OutOfTime):
         context.results(ROOT / "configs" / "quickstart.yaml", {"seed": [0]})
 
 

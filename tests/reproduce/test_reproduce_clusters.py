@@ -16,6 +16,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
 from dpcfl_net.reproduce.base import find
+from dpcfl_net.reproduce.planned import Earlier
 from dpcfl_net.reproduce.rr_accuracy import ALL, FEDPER, FESEM, GUARANTEES, IFCA, MIN_SIZE, found_in
 from dpcfl_net.reproduce.rr_moves import moves_of, simulated
 from dpcfl_net.results.result import Result
@@ -29,6 +30,7 @@ class MadeUp:
     """
 
     asked_seeds = None
+    known = Earlier()
 
     def __init__(self, folder, reach, write=None, seeds=None, scale="laptop", most=None):
         self.folder, self.reach, self.write, self.cells, self.count = folder, reach, write, [], seeds
@@ -36,6 +38,9 @@ class MadeUp:
 
     def seeds(self, usual):
         return usual if self.count is None else range(self.count)
+
+    def earlier(self):
+        return self.known
 
     def say(self, line):
         pass

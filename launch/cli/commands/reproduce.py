@@ -31,6 +31,13 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option(min=1, max=5_000, help="runs of a figure at once; they share the cores of this machine")
     ] = 1,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="parent of earlier output folders, e.g. docs/measured: runs that their data.csv has are not run again",
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--list", help="list all figures")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,6 +61,8 @@ def reproduce(
         raise ConfigError("--only belongs to `dpcfl reproduce all`")
     if time_budget is not None and whole == ["matrix"]:
         raise ConfigError("--time-budget has no meaning with matrix, which runs nothing")
+    if earlier is not None and whole:
+        raise ConfigError(f"--earlier belongs to single figures, not to {whole[0]!r}")
     from dpcfl_net.launch.cli import reproduce_all
 
     with messages_to_stderr(as_json) as stdout:
@@ -62,6 +71,6 @@ def reproduce(
         elif whole:
             found = reproduce_all.reproduce_all(scale, out, only, time_budget, seeds, jobs)
         else:
-            found = reproductions.reproduce(figures, scale, out, time_budget, seeds, jobs)
+            found = reproductions.reproduce(figures, scale, out, time_budget, seeds, jobs, earlier)
     if as_json:
         print_json(found, stdout)

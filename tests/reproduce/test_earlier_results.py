@@ -1,0 +1,152 @@
+"""Earlier results of a figure: lines that stand for runs, published verdicts judged again, and more seeds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from conftest import ROOT, dpcfl
+from test_reproduce_runs import BEST, MadeUp
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.reproduce.base import OutOfTime, find, folder_name, registry, write
+from dpcfl_net.reproduce.planned import SETTINGS, Earlier, read_earlier, read_rows
+
+NOTHING = Earlier()
+MEASURED = ROOT / "docs" / "measured"
+PUBLISHED = [
+    name
+    for name, figure in registry().items()
+    if figure.run_columns and (MEASURED / folder_name(figure, "laptop") / "data.csv").exists()
+]
+
+
+def judged_from(name, folder):
+    """Judge the lines of a folder without any run."""
+    return find(name)().compute(MadeUp({}, asked_seeds=0, known=read_earlier(folder)))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_verdicts_follow_from_the_published_lines(name):
+    folder = MEASURED / folder_name(find(name), "laptop")
+    printed = json.loads((folder / "claims.json").read_text())["claims"]
+    outcome = judged_from(name, folder)
+    assert [(one.claim.text, one.claim.measured, one.verdict, one.basis) for one in outcome.judged()] == [
+        (claim["text"], claim["measured"], claim["verdict"], claim["basis"]) for claim in printed
+    ]
+    assert not outcome.partial
+
+
+def variants(seeds, known=NOTHING, **more):
+    context = MadeUp(BEST, ("r-dpcfl",), asked_seeds=seeds, known=known, **more)
+    return find("r-dpcfl/variants")().compute(context), context
+
+
+def test_only_runs_without_an_earlier_line_are_run(tmp_path):
+    first, context = variants(3)
+    assert (first.looks, len(context.asked), first.runs) == (1, 15, 15)
+    write(find("r-dpcfl/variants"), first, MadeUp(BEST, asked_seeds=3, folder=tmp_path))
+    known = read_earlier(tmp_path)
+    assert known.looks == 1
+    assert [dict(row) for row in known.rows] == first.rows
+
+    again, context = variants(3, known)
+    assert (again.rows, context.asked, again.looks) == (first.rows, [], 1)
+    assert [one.document() for one in again.judged()] == [one.document() for one in first.judged()]
+
+    more, context = variants(5, known)
+    assert {axes["seed"][0] for _, axes in context.asked} == {3, 4}
+    assert (more.looks, more.runs, more.planned_runs) == (2, 25, 25)
+    assert more.rows == variants(5)[0].rows  # made-up runs repeat: the order is that of one computation
+    assert "15 runs are lines of an earlier data.csv." in more.notes
+    fewer, _ = variants(1, known)  # earlier lines of other seeds count
+    assert sorted(map(str, fewer.rows)) == sorted(map(str, first.rows))
+
+
+def test_a_second_look_needs_half_the_p_value(tmp_path):
+    spread = {"r-dpcfl": 0.012}
+
+    def told(looks):
+        known = Earlier(variants(4, varies=spread)[0].rows, looks)
+        outcome, _ = variants(5, known, varies=spread)
+        write(find("r-dpcfl/variants"), outcome, MadeUp(BEST, folder=tmp_path))
+        claims = json.loads((tmp_path / "claims.json").read_text())
+        assert claims["looks"] == looks + 1
+        return [(claim["p_holm"], claim["verdict"]) for claim in claims["claims"]]
+
+    for looks in (1, 2, 3):
+        level = 0.05 / 2**looks
+        assert {verdict != "undecided" for p, verdict in told(looks) if p <= level} <= {True}
+        assert {verdict for p, verdict in told(looks) if p > level} <= {"undecided"}
+    assert any(0.05 / 8 < p <= 0.05 for p, _ in told(3))
+    page = (tmp_path / "report.html").read_text()
+    assert "This is look 4, with 0.9938 instead of 0.95 as confidence." in page
+
+
+def test_lines_of_other_settings_are_refused():
+    rows = [{**row, SETTINGS: "0" * 12} if row["seed"] == 1 else row for row in variants(2)[0].rows]
+    with pytest.raises(
+        ConfigError, match=r"the line of variant r-dpcfl, seed 1 has the settings 000000000000, and this version plans"
+    ):
+        variants(2, Earlier(rows, 1))
+
+
+def test_lines_without_settings_are_counted_in_the_notes():
+    rows = [{key: value for key, value in row.items() if key != SETTINGS or row["seed"]} for row in variants(2)[0].rows]
+    note = "10 runs are lines of an earlier data.csv; it does not say with which settings 5 of them ran."
+    assert note in variants(2, Earlier(rows, 1))[0].notes
+
+
+def test_a_figure_that_needs_all_its_runs_waits_for_the_missing_ones():
+    context = MadeUp(BEST, asked_seeds=3, missing=frozenset({"f-cdpfl"}), known=Earlier(variants(2)[0].rows, 1))
+    with pytest.raises(OutOfTime):
+        find("r-dpcfl/variants")().compute(context)
+
+
+def test_every_figure_of_runs_by_seed_names_its_runs():
+    """Those without are computed from run folders, or as a whole."""
+    without = {name for name, figure in registry().items() if figure.complete_runs and not figure.run_columns}
+    assert without == {
+        "mr-mtl/no-op", "r-dpcfl/fig6", "r-dpcfl/fig7", "r-dpcfl/selection-cost", "rc-dpfl/fig4", "rr-cluster/table4", "rr-cluster/table9",
+    }  # fmt: skip
+
+
+def test_values_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("a,b,c,d,e,f,settings\n1,1.0,True,,B=4,1e-05,415852964182\n-3,nan,False,x y,07a,inf,\n")
+    first, second = read_rows(path)
+    assert first == {"a": 1, "b": 1.0, "c": True, "d": None, "e": "B=4", "f": 1e-05, "settings": "415852964182"}
+    assert [type(value) for value in first.values()] == [int, float, bool, type(None), str, float, str]
+    assert str(second) == "{'a': -3, 'b': nan, 'c': False, 'd': 'x y', 'e': '07a', 'f': inf, 'settings': None}"
+
+
+def test_the_command_judges_published_lines_again_without_a_run(tmp_path):
+    out = tmp_path / "out"
+    done = dpcfl("reproduce", "rr-cluster/fig2", "--earlier", str(MEASURED), "--out", str(out))
+    printed = json.loads((MEASURED / "rr-cluster-fig2-laptop" / "claims.json").read_text())
+    for claim in printed["claims"]:
+        assert f"verdict: {claim['verdict']} ({claim['basis']})" in done.stdout
+    assert not (out / "store").exists()
+    rows = read_rows(out / "rr-cluster-fig2-laptop" / "data.csv")
+    assert rows == read_rows(MEASURED / "rr-cluster-fig2-laptop" / "data.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["r-dpcfl/fig3", "--earlier", str(MEASURED)], "r-dpcfl/fig3 cannot take runs from an earlier data.csv; these figures can: "),
+        (["r-dpcfl/variants", "--earlier", "nowhere"], "nowhere/r-dpcfl-variants-laptop has no result"),
+        (["all", "--earlier", str(MEASURED)], "--earlier belongs to single figures, not to 'all'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_extended_is_said_before_any_run(arguments, words, tmp_path):
+    done = dpcfl("reproduce", *arguments, "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_a_folder_without_its_claims_is_no_earlier_result(tmp_path):
+    shutil.copy(MEASURED / "rr-cluster-fig2-laptop" / "data.csv", tmp_path)
+    with pytest.raises(ConfigError, match="has no result"):
+        read_earlier(tmp_path)
