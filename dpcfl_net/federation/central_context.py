@@ -19,6 +19,8 @@ from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import CentralSlot, LabelledCentralSlot, LabelSlot, ParticipationSlot, UnprotectedSlot, slot_of
 
+STEP = "central step"
+
 
 @dataclass
 class CentralContext:
@@ -154,8 +156,7 @@ class CentralContext:
         Raises:
             ValueError: If there is not one label for each sampled client.
         """
-        spec = self._charge.slots[slot]
-        assert isinstance(spec, LabelledCentralSlot)
+        spec = self._charge.slot(slot, LabelledCentralSlot, step=STEP)
         self._one_for_each("sampled client", labels, self._sampled.get(slot, []))
         self._named.append((slot, "randomised-response"))
         return randomised_response(labels, spec.label_epsilon, spec.categories, self._stream(slot, "labels"))
@@ -270,16 +271,14 @@ class CentralContext:
             raise ValueError(f"labels must be one for each {what}, {len(clients)}, got {len(labels)}")
 
     def _labels_slot(self, slot: str, mechanism: str) -> LabelSlot:
-        spec = self._charge.slots[slot]
-        assert isinstance(spec, LabelSlot)
-        assert spec.mechanism == mechanism
+        spec = self._charge.slot(slot, LabelSlot, step=STEP)
+        if spec.mechanism != mechanism:
+            raise ValueError(f"slot {slot!r} pays for {spec.mechanism} labels, not for {mechanism}")
         self._named.append((slot, mechanism))
         return spec
 
     def _slot(self, slot: str) -> CentralSlot:
-        spec = self._charge.slots[slot]
-        assert isinstance(spec, CentralSlot)
-        return spec
+        return self._charge.slot(slot, CentralSlot, step=STEP)
 
     def _stream(self, slot: str, purpose: str) -> np.random.Generator:
         return stream(self._key(slot), purpose)

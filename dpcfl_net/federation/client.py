@@ -249,7 +249,8 @@ class Client:
         Returns:
             The masked vector, (d,) uint32.
         """
-        spec, masking = self._secure(slot, "client")
+        self._only_for("client", "masked_update", "me.masked_gradient")
+        spec, masking = self._secure(slot)
         key = slot_key(self._charge.key, slot)
         vector = np.zeros(masking.code.d)
         if spec.rate == 1 or stream(key, "coin").random() < spec.rate:
@@ -270,7 +271,8 @@ class Client:
         """
         from dpcfl_net.training.batches import poisson_rows
 
-        spec, masking = self._secure(slot, "sample")
+        self._only_for("sample", "masked_gradient", "me.masked_update")
+        spec, masking = self._secure(slot)
         key = slot_key(self._charge.key, slot)
         rows = poisson_rows(len(self._data), spec.rate, stream(key, "batches"))
         return masking.words(self._engine.trainer.clipped_sum(model, self._data, rows), key)
@@ -281,11 +283,11 @@ class Client:
         if asked != unit:
             raise ValueError(f"me.{mechanism} protects a {unit}, and privacy.unit is {asked!r}: use {instead}")
 
-    def _secure(self, slot: str, unit: str) -> tuple[SecureSlot, Masking]:
-        """Return a secure slot and the masked send of this task, and record the slot's event."""
+    def _secure(self, slot: str) -> tuple[SecureSlot, Masking]:
+        """Return a secure slot and the masked send of this task, and record the slot's event; ValueError without a group."""
         spec, masking = self._use(slot, SecureSlot), self._masking
-        assert masking is not None
-        assert self.protocol.privacy.unit == unit
+        if masking is None:
+            raise ValueError(f"slot {slot!r} adds to a secure sum: the task must come with the group of a sum")
         self.ran.append(spec.event(self._charge.z, self._charge.adjacency))
         return spec, masking
 
@@ -323,7 +325,7 @@ class Client:
 
     def _without_guarantee(self, slot: str) -> None:
         """Record the event of a raw slot, once in a task even if the step uses it several times."""
-        spec = self._spec(slot, UnprotectedSlot, RawSlot, *([SecureSlot] if self._inside == slot else []))
+        spec = self._charge.slot(slot, UnprotectedSlot, RawSlot, *([SecureSlot] if self._inside == slot else []))
         if isinstance(spec, SecureSlot):
             return
         if slot not in self._raw:
@@ -332,22 +334,10 @@ class Client:
 
     def _use(self, slot: str, kind: type[S]) -> S:
         """Return a charged slot for a mechanism that draws from its key; a second use is no charged mechanism, so nothing is sent."""
-        spec = self._spec(slot, kind)
+        spec = self._charge.slot(slot, kind)
         if slot in self._used:
             self.ran.append(Unprotected(f"slot {slot!r} was used before in this task: the result has the noise of the first"))
         self._used.add(slot)
-        return spec
-
-    def _spec(self, slot: str, *kinds: type[S]) -> S:
-        """Return a charged slot of one of the kinds that a mechanism takes; ValueError names the slots of the client step."""
-        spec = self._charge.slots.get(slot)
-        if not isinstance(spec, kinds):
-            charged = ", ".join(f"{name!r} ({type(other).__name__})" for name, other in self._charge.slots.items())
-            wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(
-                f"slot is {slot!r}: this client step must charge a slot of this name and of type {wanted}; "
-                f"it charges {charged or 'none'}"
-            )
         return spec
 
     def initial_model(self) -> np.ndarray:

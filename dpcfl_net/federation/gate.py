@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 ClientState = dict[str, np.ndarray]
 Check = Callable[[Task], None]
+S = TypeVar("S", bound=Slot)
 # Storing 1 MiB costs milliseconds, computing it again seconds; the releases of large models would cost each round, to save time
 # only after a crash.
 MOST_STORED = 1 << 20
@@ -56,6 +57,21 @@ class Charge:
     def z(self) -> float:
         """The noise multiplier of a plan with noise."""
         return given(self.noise_multiplier)
+
+    def slot(self, name: str, *kinds: type[S], step: str = "client step") -> S:
+        """Return the slot of a name and of one of the kinds that a mechanism takes.
+
+        Raises:
+            ValueError: If the task did not charge it; the message names the slots of the step.
+        """
+        spec = self.slots.get(name)
+        if not isinstance(spec, kinds):
+            charged = ", ".join(f"{name!r} ({type(other).__name__})" for name, other in self.slots.items())
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise ValueError(
+                f"slot is {name!r}: this {step} must charge a slot of this name and of type {wanted}; it charges {charged or 'none'}"
+            )
+        return spec
 
 
 Compute = Callable[[Charge, ClientState], tuple[Release, ClientState, list[Event]]]

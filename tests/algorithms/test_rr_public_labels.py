@@ -266,6 +266,20 @@ def test_a_slot_pays_for_one_label_of_each_client(mechanism):
     assert me.ran() == [LabelSlot("round", mechanism, 1.2, 4).event(None)]
 
 
+def test_a_mechanism_without_its_slot_names_those_of_the_central_step():
+    """The words of an error; before, an AssertionError without any, and nothing under `python -O`."""
+    labels = LabelSlot("round", "exponential", 1.2, 4)
+    with pytest.raises(ValueError, match="slot 'round' pays for exponential labels, not for randomised-response"):
+        central(1, labels).randomised_labels("round", [0] * 20)
+    words = "slot is 'round': this central step must charge a slot of this name and of type {}; it charges 'round'"
+    with pytest.raises(ValueError, match=words.format("LabelSlot")):
+        central(1).randomised_labels("round", [0] * 20)
+    with pytest.raises(ValueError, match=words.format("CentralSlot")):
+        central(1, labels).sample("round")
+    with pytest.raises(ValueError, match="slot is 'rounds': this central step"):
+        central(1).sample("rounds")
+
+
 def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
     job = job_for(tmp_path, ORACLE, adjacency="zero-out")
     assert sorted(job.protocol.oracle) == [0] * 6 + [1] * 6

@@ -668,6 +668,17 @@ def test_noise_for_a_number_does_not_pay_for_a_vector():
         )
 
 
+def test_a_secure_sum_of_another_unit_or_without_a_group_is_refused():
+    me = FakeMechanisms.client(Charge(bytes(32), {"sum": SecureSlot("sum", 1.0)}, Z, "zero-out"))
+    with pytest.raises(
+        ValueError, match=r"me\.masked_update protects a client, and privacy.unit is 'sample': use me.masked_gradient"
+    ):
+        me.masked_update("sum", lambda: np.zeros(2))
+    with pytest.raises(ValueError, match="slot 'sum' adds to a secure sum: the task must come with the group of a sum"):
+        me.masked_gradient("sum", np.zeros(2, np.float32))
+    assert me.ran == []
+
+
 class FakeMechanisms:
     """Engine and four records of a client, for mechanisms that only count calls."""
 
