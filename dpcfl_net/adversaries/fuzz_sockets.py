@@ -41,6 +41,7 @@ class FakeSocket:
         self.sent: list[list[bytes]] = []
         self.gone: set[bytes] = set()
         self.full = False
+        self._begun: list[bytes] = []  # frames of a message that is not complete
 
     def feed(self, frames: list[bytes], user: str = "") -> None:
         self.frames.extend(FakeFrame(data, k + 1 < len(frames), user) for k, data in enumerate(frames))
@@ -50,12 +51,18 @@ class FakeSocket:
             raise zmq.Again
         return self.frames.popleft()
 
-    def send_multipart(self, frames: list[Any], flags: int, copy: bool) -> None:
+    def send(self, frame: Any, flags: int, copy: bool) -> None:
         if self.full:
             raise zmq.Again
-        if self.type == zmq.ROUTER and bytes(frames[0]) in self.gone:
+        if self.type == zmq.ROUTER and not self._begun and bytes(frame) in self.gone:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
-        self.sent.append([bytes(frame) for frame in frames])
+        self._begun.append(bytes(frame))
+        if not flags & zmq.SNDMORE:
+            self.sent.append(self._begun)
+            self._begun = []
+
+    def get(self, option: int) -> int:
+        return int(zmq.POLLIN) if self.frames else 0
 
     def taken(self) -> list[list[bytes]]:
         """Return the messages sent since the last call."""

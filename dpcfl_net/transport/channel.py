@@ -45,7 +45,8 @@ class Stamp:
     def header(self, **fields: Any) -> Header:
         """Return a header with the next sequence number and the given fields."""
         self._sequence += 1
-        fields.setdefault("id", new_id())
+        if "id" not in fields:
+            fields["id"] = new_id()
         return Header(version=VERSION, run=self.run, job=self.job, boot=self.boot, sequence=self._sequence, **fields)
 
     def require_same(self, header: Header) -> None:

@@ -37,6 +37,7 @@ from dpcfl_net.transport.sockets import (
     Arrived,
     Link,
     dial,
+    has_more,
     join_curve,
     new_socket,
     receive,
@@ -45,6 +46,7 @@ from dpcfl_net.transport.sockets import (
 )
 
 HELLO_S = 1.0
+WATCH_S = 0.1  # between looks at the connection, which a system call answers
 MOST_RESULTS = 2  # without a receipt: that of the last task and one of a task before it, which may be late
 
 
@@ -159,7 +161,7 @@ class ClientEndpoint:
         self._events: list[ClientEvent] = []
         self._sources: dict[Any, Callable[[], None]] = {}
         self._connected, self._server_boot, self._hellos = False, "", set[str]()
-        self._next_heartbeat = self._next_hello = self._task_begun = self._duplicate_since = 0.0
+        self._next_heartbeat = self._next_hello = self._next_watch = self._task_begun = self._duplicate_since = 0.0
         self._clock = AwakeClock()  # a pause of this process does not count as silence of the coordinator
         self._heard = self._clock.now()
         self._own_context = link.context is None
@@ -308,12 +310,10 @@ class ClientEndpoint:
 
     def _tend(self) -> bool:
         """Check limits, send HELLO, heartbeats and repetitions when due; True if the socket refused a message."""
-        if (flood := self._connection.flood()) is not None:
-            self._message_log.failed("coordinator", WireError("flood", flood))
-        self._connection.require_handshake()
         now = time.monotonic()
-        if self._clock.now() - self._heard > self._times.orphan_timeout_s:
-            raise RunFailed(f"nothing was heard from the coordinator for {self._times.orphan_timeout_s:g} s")
+        if now >= self._next_watch:
+            self._next_watch = now + WATCH_S
+            self._watch()
         if self._connected and not self.welcomed and now >= self._next_hello:
             self._hello(now)
         if self._unacknowledged is not None:
@@ -328,6 +328,14 @@ class ClientEndpoint:
                 if now > stream.due(self._times.resend_s) and self._channel.was_read(stream):
                     self._channel.repeat_overdue(stream)
         return self._pump()
+
+    def _watch(self) -> None:
+        """Check the connection's unread bytes and handshakes, and that the coordinator is not silent."""
+        if (flood := self._connection.flood()) is not None:
+            self._message_log.failed("coordinator", WireError("flood", flood))
+        self._connection.require_handshake()
+        if self._clock.now() - self._heard > self._times.orphan_timeout_s:
+            raise RunFailed(f"nothing was heard from the coordinator for {self._times.orphan_timeout_s:g} s")
 
     def _pump(self) -> bool:
         return self.welcomed and not self._channel.pump()
@@ -345,6 +353,8 @@ class ClientEndpoint:
             if arrived is None:
                 return
             self._handle(arrived)
+            if not has_more(self._socket):
+                return
 
     def _handle(self, arrived: Arrived) -> None:
         header: Header | None = None

@@ -82,7 +82,7 @@ class Header:
     @property
     def size(self) -> int:
         """Bytes of the announced payload."""
-        return sum(row[3] for row in self.tensors)
+        return sum(row[3] for row in self.tensors) if self.tensors else 0
 
 
 _OPTIONAL = tuple((field.name, field.default) for field in fields(Header) if field.default is not MISSING)

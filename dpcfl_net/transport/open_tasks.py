@@ -134,7 +134,7 @@ class OpenTasks:
         peer.phase = "idle"
         remember(peer.delivered, header.id, None)
         peer.channel.say("ACK", parent=header.id)
-        self._report("result", peer, header, len(encode(header)) + header.size, tensors=tensors, reason=header.reason)
+        self._report("result", peer, header, header.size, tensors=tensors, reason=header.reason)
 
     def _set_aside(self, peer: Peer, header: Header) -> None:
         """Acknowledge the answer to a cancelled task, so that it is not sent again; its payload is not taken."""
@@ -143,12 +143,14 @@ class OpenTasks:
         remember(peer.delivered, header.id, None)
         peer.channel.ignore(header.id)
         peer.channel.say("ACK", parent=header.id)
-        self._report("late", peer, header, len(encode(header)), blake3=header.blake3)
+        self._report("late", peer, header, 0, blake3=header.blake3)
 
-    def _report(self, kind: Any, peer: Peer, header: Header, logged: int, **more: Any) -> None:
-        self._log.message("up", peer.name, header, logged)
-        event = ServerEvent(kind, peer.client, header.round, header.task, header.parent, status=header.code)
-        self._events.append(replace(event, bytes=len(encode(header)) + header.size, **more))
+    def _report(self, kind: Any, peer: Peer, header: Header, taken: int, **more: Any) -> None:
+        """Log an answer, with the bytes of its payload that were taken, and add its event."""
+        head = len(encode(header))
+        self._log.message("up", peer.name, header, head + taken)
+        about = peer.client, header.round, header.task, header.parent, header.code
+        self._events.append(ServerEvent(kind, *about, bytes=head + header.size, **more))
 
     def client_refused(self, peer: Peer, header: Header) -> None:
         """Handle a client's ERROR; if it concerns the open task, no answer will come, unless the task arrived damaged."""

@@ -26,6 +26,8 @@ ZERO_COPY = 256 << 10  # bytes of a frame that is sent without a copy
 FRAMES = 2  # header and one chunk
 BATCH = 256  # messages read before queued messages are sent
 BYE_LINGER_MS = 5000
+_LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # whole numbers: Python combines flags of an enum slowly
+_READABLE = int(zmq.POLLIN)
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|\[[^\s\[\]]+\]|[^\s:/\[\]*\x00]+):(?P<port>\*|[0-9]{1,5})")
 
 
@@ -96,7 +98,15 @@ def send(made: zmq.Socket, *frames: bytes | memoryview) -> None:
     Raises:
         zmq.Again: If the queue is full.
     """
-    made.send_multipart(frames, zmq.DONTWAIT, copy=len(frames[-1]) < ZERO_COPY)
+    copy = len(frames[-1]) < ZERO_COPY
+    for frame in frames[:-1]:
+        made.send(frame, _MORE, copy)
+    made.send(frames[-1], _LAST, copy)
+
+
+def has_more(made: zmq.Socket) -> bool:
+    """Return True if a message can be received without waiting; to ask costs less than the exception of `receive` without one."""
+    return bool(int(made.get(zmq.EVENTS)) & _READABLE)
 
 
 def dial(made: zmq.Socket, address: str) -> None:
