@@ -7,7 +7,7 @@ import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
@@ -116,7 +116,7 @@ class Event(ABC):
 
     def as_json(self) -> dict[str, Any]:
         """The event in ledgers, record books and accountant queries: its fields and its type name."""
-        return {"type": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
+        return {"type": type(self).__name__, **{field.name: getattr(self, field.name) for field in fields(self)}}  # type: ignore[arg-type]
 
 
 class Mechanism(Event):

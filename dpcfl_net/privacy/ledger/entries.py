@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -140,15 +139,18 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.spent: dict[str, Counter[str]] = {}
+        self.spent: dict[str, dict[str, int]] = {}
         self.debits: dict[str, Entry] = {}
         self.truncated: dict[int, Entry] = {}
         self._requests: set[tuple[str, int, str]] = set()
         self._charges: dict[str, list[Entry]] = {}
 
-    def after(self, job: str, slots: Iterable[str]) -> Counter[str]:
+    def after(self, job: str, slots: Iterable[str]) -> dict[str, int]:
         """Count the slots of `job` that are spent after `slots` are charged too."""
-        return self.spent.get(job, Counter()) + Counter(slots)
+        total = dict(self.spent.get(job, {}))
+        for name in slots:
+            total[name] = total.get(name, 0) + 1
+        return total
 
     def add(self, entry: Entry) -> None:
         """Add the next entry.
@@ -177,7 +179,7 @@ class History:
 
     def _charge(self, entry: Entry) -> None:
         total = self.after(entry.job, entry.slots)
-        if len(entry.slots) != len(entry.events) or total != Counter(entry.spent):
+        if len(entry.slots) != len(entry.events) or total != dict(entry.spent):
             raise ValueError("slots, events and spent do not agree")
         self.spent[entry.job] = total
         self._charges.setdefault(entry.job, []).append(entry)
@@ -202,6 +204,8 @@ def _parse(line: bytes, prev: str) -> Entry:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, (str, int)):  # first: most values are, and the test for a Mapping is slow
+        return value
     if isinstance(value, Event):
         return value.as_json()
     if isinstance(value, (tuple, list)):

@@ -158,7 +158,7 @@ class Journal:
         slot = self.image.slots.get(sequence)
         if slot is not None and slot.key is not None:
             self._overwrite_key(sequence)
-            self.image.slots[sequence] = replace(slot, key=None)
+            self.image.slots[sequence] = Slot(slot.note, slot.line, None, slot.answered)
 
     def close(self) -> None:
         """Flush what is not flushed, and close the file."""

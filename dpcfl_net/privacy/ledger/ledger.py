@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -137,7 +136,7 @@ class Ledger:
         """List the charges of `job`, in order: debits, and charges for truncated lines."""
         return self._history.charges(job)
 
-    def spent(self, job: str) -> Counter[str]:
+    def spent(self, job: str) -> dict[str, int]:
         """Count the spent slots of `job`, by name."""
         return self._history.after(job, ())
 
@@ -204,7 +203,7 @@ class Ledger:
             id=request,
             slots=tuple(slots),
             events=tuple(events),
-            spent=dict(self._history.after(job, slots)),
+            spent=self._history.after(job, slots),
         )
         self._enter(entry, secret)
         return Charged(entry.sequence, secret)
@@ -278,7 +277,7 @@ class Ledger:
             LedgerError: "ledger-closed" after `close` or a failed write.
             ValueError: If the line is not truncated, or was charged before.
         """
-        spent = dict(self._history.after(truncated.job, slots))
+        spent = self._history.after(truncated.job, slots)
         self._enter(
             Entry(
                 self._next,
