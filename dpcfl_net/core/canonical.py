@@ -20,7 +20,7 @@ def canonical_json(value: Any) -> bytes:
         ValueError: If the value holds NaN or infinity.
         TypeError: If the value is not JSON data.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def finite(value: Any) -> Any:
@@ -41,3 +41,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -24,6 +24,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "u4": np.dtype("<u4"),
     "f8": np.dtype("<f8"),
 }
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 CLIENT_DTYPES = frozenset(DTYPES) - {"f8"}  # f8: sums of aggregators only
 _BLOCK = 1 << 16  # elements
 MOST_HEAD = 1 << 20  # bytes of packed tensors in which their rows end
@@ -45,8 +46,8 @@ def describe(tensors: Mapping[str, np.ndarray], allowed: Collection[str] = froze
     rows: list[list[Any]] = []
     for name in sorted(tensors):
         array = tensors[name]
-        code = next((c for c, d in DTYPES.items() if array.dtype == d), None)
-        if code not in allowed:
+        code = _CODES.get(array.dtype)
+        if code is None or code not in allowed:
             raise ValueError(f"tensor {name!r} has dtype {array.dtype}, allowed: {', '.join(sorted(allowed))}")
         rows.append([name, code, list(array.shape), array.nbytes])
     return rows

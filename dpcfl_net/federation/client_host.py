@@ -14,7 +14,7 @@ from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import describe, finite
 from dpcfl_net.core.types import Answer, ClientStep, Release, Task
-from dpcfl_net.federation.capabilities import ClientSide, client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.claim import unprotected
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.engine import Engine
@@ -28,7 +28,7 @@ from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
-from dpcfl_net.transport.messages import WireError, match_template, resolve
+from dpcfl_net.transport.messages import WireError, match_template
 
 Split = Literal["train", "validation"]
 ON_GPU = "computed-on-gpu"  # file in a ledger's folder: a charge without an answer may have been computed on a GPU
@@ -164,7 +164,7 @@ class ClientHost:
     def _check_release(self, step: ClientStep, release: Release) -> None:
         """WireError, with the name of the step, if a release is not as the step's `gives`."""
         try:
-            match_template(describe(release.tensors), resolve(step.gives, tensor_sides(self.algorithm)))
+            match_template(describe(release.tensors), self._encoding.plain_template(step))
         except WireError as error:
             raise WireError(error.code, f"release of client step {step.kind!r}: {error.reason}") from None
 

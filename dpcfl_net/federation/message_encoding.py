@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -34,7 +35,10 @@ class MessageEncoding:
     def __init__(self, algorithm: ClientSide) -> None:
         self._algorithm = algorithm
         self._down, self._up = algorithm.protocol.communication.down, algorithm.protocol.communication.up
-        self._sides = tensor_sides(algorithm)
+
+    @cached_property
+    def _sides(self) -> Mapping[str, int | tuple[int, int]]:
+        return tensor_sides(self._algorithm)
 
     def model_bytes(self, parameters: int) -> int:
         """Return the bytes of a model in a task."""
@@ -53,6 +57,10 @@ class MessageEncoding:
             return template
         code = encodings.HALF[self._down]
         return {name: replace(pinned, dtype=code) if _is_model(pinned) else pinned for name, pinned in template.items()}
+
+    def plain_template(self, step: ClientStep) -> Template:
+        """Return the tensors of a release before it is encoded."""
+        return resolve(step.gives, self._sides)
 
     def release_template(self, step: ClientStep) -> Template:
         """Return the tensors of a release as they cross the wire."""

@@ -27,7 +27,7 @@ def client_endpoint_arguments(algorithm: ClientSide, clients: Iterable[int]) -> 
     steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
     return {
         "clients": {client: algorithm.protocol.client(client).public_key for client in clients},
-        "result_template": lambda task: encoding.release_template(steps[task]),
+        "result_template": {task: encoding.release_template(step) for task, step in steps.items()}.__getitem__,
         "check": release_check(algorithm),
     }
 

@@ -21,7 +21,8 @@ class TaskQueue:
 
     def __init__(self) -> None:
         self._events: deque[ClientEvent | BaseException | None] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._ready: queue.SimpleQueue[None] = queue.SimpleQueue()  # one item for each event; written in C, unlike a Condition
 
     def put(self, event: ClientEvent | BaseException | None) -> None:
         """Append an event.
@@ -29,14 +30,14 @@ class TaskQueue:
         Args:
             event: A task, the receipt of a result, an error, or None for the end.
         """
-        with self._changed:
+        with self._lock:
             waiting = next((k for k, known in enumerate(self._events) if _is(known, "task")), None)
             if waiting is None or _is(event, "sent"):
                 self._events.append(event)
+                self._ready.put(None)
             else:
                 _log.info("a task was replaced before it began; it is not charged")
                 self._events[waiting] = event
-            self._changed.notify()
 
     def get(self, timeout_s: float | None = None) -> ClientEvent | BaseException | None:
         """Remove and return the oldest event.
@@ -47,9 +48,8 @@ class TaskQueue:
         Raises:
             queue.Empty: After `timeout_s` seconds without an event.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._events), timeout_s):
-                raise queue.Empty
+        self._ready.get(timeout=timeout_s)
+        with self._lock:
             return self._events.popleft()
 
     def __len__(self) -> int:

@@ -286,12 +286,12 @@ class Worker:
 
     def _converse(self) -> None:
         protocol, algorithm = self.job.protocol, self.host.algorithm
-        steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
+        encoding = MessageEncoding(algorithm)
         endpoint = ClientEndpoint(
             self.spec.relayed.get(self.spec.client, self.spec.connect),
             Link.of(protocol, own_keys(self.spec, self.job), protocol.server_key(self.spec.client), self._context),
             client=self.spec.client,
-            task_template=lambda task: encoding.task_template(steps[task]) if task in steps else None,
+            task_template={task: encoding.task_template(step) for task, step in client_steps(algorithm).items()}.get,
             on_failure=lambda failure: _log.warning("refused a message: %s %s", failure.get("code"), failure.get("reason", "")),
             times=ClientTimes(orphan_timeout_s=self.spec.orphan_timeout_s),
         )
