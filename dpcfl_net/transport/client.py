@@ -89,8 +89,8 @@ class ClientTimes:
         resend_s: Time without acknowledgement after which a result is sent again; it doubles with each repetition.
         orphan_timeout_s: Silence of the coordinator after which `poll` raises RunFailed.
         handshake_limit_s: Time without a completed handshake after which `poll` raises RunFailed.
-        ack_delay_s: Time after which a task is acknowledged; a result that is ready before acknowledges it too, which saves two
-            messages.
+        ack_delay_s: Time after which the coordinator hears that a task arrives, or has arrived. It need not hear of a task that
+            arrives sooner, and a result that is ready sooner acknowledges its task, which saves messages.
         duplicate_grace_s: Time during which the coordinator may report the key as connected already.
     """
 
@@ -319,7 +319,7 @@ class ClientEndpoint:
         if self._unacknowledged is not None:
             if now >= self._unacknowledged[1]:
                 self._acknowledge(self._unacknowledged[0])
-        elif self.welcomed and (now >= self._next_heartbeat or self._phase != self._told_phase):
+        elif self.welcomed and (now >= self._next_heartbeat or self._has_news(now)):
             self._next_heartbeat = now + self._times.heartbeat_s
             self._told_phase = self._phase
             self._channel.say("HEARTBEAT", code=self._phase)
@@ -328,6 +328,11 @@ class ClientEndpoint:
                 if now > stream.due(self._times.resend_s) and self._channel.was_read(stream):
                     self._channel.repeat_overdue(stream)
         return self._pump()
+
+    def _has_news(self, now: float) -> bool:
+        """Return True if the phase has changed; not while a task arrives that may be complete at once."""
+        just_begun = self._phase == "receiving" and now < self._task_begun + self._times.ack_delay_s
+        return self._phase != self._told_phase and not just_begun
 
     def _watch(self) -> None:
         """Check the connection's unread bytes and handshakes, and that the coordinator is not silent."""

@@ -47,11 +47,11 @@ from wire_ends import (
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport import observer_outbox, sockets
-from dpcfl_net.transport.channel import REPEATS, new_id
+from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
 from dpcfl_net.transport.guard import SPARE
-from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
+from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, Header, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
@@ -97,6 +97,38 @@ def test_broadcast_shares_the_bytes_of_the_array() -> None:
     payload = Payload.of({"models": models})
     assert len(payload.chunks) == 5
     assert all(np.shares_memory(np.frombuffer(chunk, "u1"), models) for chunk in payload.chunks)
+
+
+def test_a_client_says_that_a_task_arrives_only_if_it_takes_time() -> None:
+    """Header and chunk are two messages: a client that woke up in between told the coordinator each time."""
+    payload, stamp, heard = Payload.of({"models": np.zeros((1, P), "f4")}), Stamp(RUN, JOB), list[Header]()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+        with make_client(address, security="none", heartbeat_s=60.0, ack_delay_s=1.0) as client:
+
+            def until(done: Callable[[], object], limit_s: float = 10.0) -> None:
+                deadline = time.monotonic() + limit_s
+                while not done() and time.monotonic() < deadline:
+                    client.poll(0.01)
+                    while router.poll(0):
+                        heard.append(decode(router.recv_multipart()[1]))
+
+            def tell(**fields: Any) -> None:
+                router.send_multipart([route, encode(stamp.header(**fields))])
+
+            while not router.poll(0):
+                client.poll(0.01)
+            route, hello = router.recv_multipart()
+            tell(kind="WELCOME", parent=decode(hello).id)
+            until(lambda: heard)
+            assert [header.code for header in heard] == ["idle"]
+            about = {"tensors": payload.rows, "blake3": payload.blake3, "chunks": len(payload.chunks)}
+            tell(kind="TASK", round=1, task="train", **about)
+            until(lambda: len(heard) > 1, 0.3)
+            assert [header.code for header in heard] == ["idle"]
+            until(lambda: len(heard) > 1)
+            assert [header.code for header in heard] == ["idle", "receiving"]
 
 
 def test_answers_without_release_carry_a_status_and_a_reason(server: ServerEndpoint) -> None:
