@@ -198,7 +198,7 @@ class MaliciousCoordinator:
             result_template=lambda task: encoding.release_template(steps[task]) if task in steps else None,
             log=MessageLog(
                 on_failure=lambda failure: _log.warning("%s: %s %s", failure["peer"], failure["code"], failure["reason"]),
-                on_message=self._messages.write if self._messages is not None else None,
+                on_messages=None if (lines := self._messages) is None else lambda rows: lines.write(*rows),
                 transcript=self._transcript,
             ),
             times=ServerTimes(heartbeat_s=1.0),

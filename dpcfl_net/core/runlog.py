@@ -25,7 +25,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class Lines:
-    """Appends JSON objects to a file, one per line and system call, so that several processes can append to it.
+    """Appends JSON objects to a file, one per line and whole lines per system call, so that several processes can append to it.
 
     A partial last line, left by a crash or a full disk, is terminated first.
 
@@ -49,15 +49,15 @@ class Lines:
         size = os.fstat(self._handle).st_size
         return b"\n" if size and os.pread(self._handle, 1, size - 1) != b"\n" else b""
 
-    def write(self, line: dict[str, Any]) -> None:
-        """Append one object; NaN and infinity become null.
+    def write(self, *lines: dict[str, Any]) -> None:
+        """Append objects; NaN and infinity become null.
 
         Raises:
-            OSError: If the line cannot be written completely, for example on a full disk.
+            OSError: If they cannot be written completely, for example on a full disk.
         """
         with naming(self._path):
-            # Another process may have left a partial line on a full disk since: this one must not become a part of it.
-            data = self._newline() + (_text(line) + "\n").encode()
+            # Another process may have left a partial line on a full disk since: the next one must not become a part of it.
+            data = self._newline() + "".join(_text(line) + "\n" for line in lines).encode()
             written = os.write(self._handle, data)
             while written < len(data):  # on a full disk the next call raises
                 written += os.write(self._handle, data[written:])

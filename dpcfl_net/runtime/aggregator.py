@@ -82,7 +82,7 @@ def _client_endpoint(
         spec.bind,
         Link.of(algorithm.protocol, pair),
         **client_endpoint_arguments(algorithm, entry.clients),
-        log=MessageLog(lambda failure: _log.warning("refused: %s", failure), records.message),
+        log=MessageLog(lambda failure: _log.warning("refused: %s", failure), records.messages),
     )
 
 

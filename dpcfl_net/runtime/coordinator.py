@@ -155,14 +155,14 @@ def _endpoint(
     protocol = algorithm.protocol
     if protocol.aggregators:
         # Messages of clients are logged where they are received.
-        peers, on_message = tree_endpoint_arguments(algorithm), None
+        peers, on_messages = tree_endpoint_arguments(algorithm), None
     else:
-        peers, on_message = client_endpoint_arguments(algorithm, protocol.clients), records.message
+        peers, on_messages = client_endpoint_arguments(algorithm, protocol.clients), records.messages
     return ServerEndpoint(
         spec.bind,
         Link.of(protocol, pair),
         **peers,
-        log=MessageLog(lambda failure: _log.warning("refused: %s", failure), on_message, transcript),
+        log=MessageLog(lambda failure: _log.warning("refused: %s", failure), on_messages, transcript),
         faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
 

@@ -179,7 +179,8 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
         opened as fed,
     ):
         if isinstance(fed, VirtualFederation):
-            fed.on_span, fed.on_message, fed.on_late = records.span, records.message, records.warn
+            fed.on_span, fed.on_late = records.span, records.warn
+            fed.on_message = lambda line: records.messages([line])
 
         def on_round(t: int, state: State, *, resumed: bool = False) -> None:
             records.round(t, state, fed, resumed=resumed)

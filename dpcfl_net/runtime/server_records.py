@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,10 @@ class ServerRecords:
         """Close the files."""
         self._open.close()
 
-    def message(self, line: dict[str, Any]) -> None:
-        """Record the header of a message, if its kind is logged."""
-        if line.get("kind") in LOGGED:
-            self._messages.write(line)
+    def messages(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Record the headers of messages whose kind is logged."""
+        if logged := [line for line in lines if line["kind"] in LOGGED]:
+            self._messages.write(*logged)
 
     def fault(self, fault: Fault) -> None:
         """Record an injected fault as a span of its client."""

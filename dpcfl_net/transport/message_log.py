@@ -14,7 +14,7 @@ QUIET = ("CHUNK", "CREDIT", "HEARTBEAT")  # kinds left out of the message log
 CLIENT_PREFIX = "client-"  # marks the code of a client's ERROR, which the client chooses
 CODES = 128  # distinct codes; further ones from clients are counted together
 
-Listen = Callable[[dict[str, Any]], None] | None
+Row = dict[str, Any]
 
 
 class MessageLog:
@@ -22,17 +22,23 @@ class MessageLog:
 
     Args:
         on_failure: Called with {"time", "peer", "code", "reason"} for each broken message.
-        on_message: Called with a row for messages.jsonl per message; chunks count with their message, credits and heartbeats
-            are left out.
+        on_messages: Called in `tick` with the rows for messages.jsonl since the last call, one per message, if there are any;
+            chunks count with their message, credits and heartbeats are left out.
         transcript: Records the bytes of each message.
 
     Attributes:
         failures: Number of broken messages by code.
     """
 
-    def __init__(self, on_failure: Listen = None, on_message: Listen = None, transcript: Transcript | None = None) -> None:
+    def __init__(
+        self,
+        on_failure: Callable[[Row], None] | None = None,
+        on_messages: Callable[[list[Row]], None] | None = None,
+        transcript: Transcript | None = None,
+    ) -> None:
         self.failures: Counter[str] = Counter()
-        self._on_failure, self._on_message, self._transcript = on_failure, on_message, transcript
+        self._on_failure, self._on_messages, self._transcript = on_failure, on_messages, transcript
+        self._rows: list[Row] = []
 
     def failed(self, name: str, error: WireError) -> None:
         """Count and report a broken message of a peer."""
@@ -42,7 +48,7 @@ class MessageLog:
             self._on_failure({"time": time.time(), "peer": name, "code": error.code, "reason": error.reason})
 
     def message(self, direction: str, name: str, header: Header, size: int) -> None:
-        """Report one message to `on_message`.
+        """Report one message to `on_messages`, with the next `tick`.
 
         Args:
             direction: "up" to the coordinator or "down" from it.
@@ -50,10 +56,10 @@ class MessageLog:
             header: The header.
             size: Bytes of header and payload.
         """
-        if self._on_message is not None and header.kind not in QUIET:
+        if self._on_messages is not None and header.kind not in QUIET:
             about = {"time": time.time(), "direction": direction, "peer": name, "kind": header.kind}
             task = {"task": header.task} if header.task else {}
-            self._on_message({**about, **task, "round": header.round, "bytes": size, "id": header.id})
+            self._rows.append({**about, **task, "round": header.round, "bytes": size, "id": header.id})
 
     def crossed(self, direction: str, name: str, data: bytes | memoryview, chunk: memoryview | None) -> None:
         """Record one message in the transcript.
@@ -67,10 +73,15 @@ class MessageLog:
         if self._transcript is not None:
             self._transcript.record(direction, name, bytes(data), chunk)
 
-    def tick(self, flush: bool = False) -> None:
-        """Write the transcript's buffer if due, or now with `flush`."""
+    def tick(self) -> None:
+        """Pass the rows of messages on, and write the transcript's buffer if due; call it after each exchange of messages."""
+        if self._rows and self._on_messages is not None:
+            rows, self._rows = self._rows, []
+            self._on_messages(rows)
         if self._transcript is not None:
-            if flush:
-                self._transcript.flush()
-            else:
-                self._transcript.flush_if_due()
+            self._transcript.flush_if_due()
+
+    def flush_transcript(self) -> None:
+        """Write the transcript's buffer."""
+        if self._transcript is not None:
+            self._transcript.flush()

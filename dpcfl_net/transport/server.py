@@ -187,8 +187,9 @@ class ServerEndpoint:
         held = self._line.release()
         self._connections.beat(now)
         self._tasks.repeat(self._peers, now)
-        self._line.tend()
-        return self._pump() or held
+        blocked = self._pump()
+        self._line.tend()  # after the messages, which it writes
+        return blocked or held
 
     def _pump(self) -> bool:
         """Send queued messages; True if the socket refused one."""

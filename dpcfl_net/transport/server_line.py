@@ -130,7 +130,7 @@ class ServerLine:
         return True
 
     def _write(self) -> None:
-        self._log.tick(flush=True)
+        self._log.flush_transcript()
         self._unwritten = False
 
     def _forward(self, peer: Peer, route: bytes, data: Frame, chunk: Frame | None) -> bool:
@@ -165,7 +165,7 @@ class ServerLine:
         self._listener.guard.cut(arrived.fd)
 
     def tend(self) -> None:
-        """Log failures of connections, and write the transcript's buffer if due."""
+        """Log failures of connections, and write what was logged of messages."""
         for error in self._listener.news():
             self._log.failed("unknown", error)
         self._log.tick()
@@ -173,4 +173,5 @@ class ServerLine:
     def close(self, abort: bool) -> None:
         """Close the socket; queued messages are sent for up to 5 s unless `abort`."""
         self._listener.close(0 if abort else BYE_LINGER_MS)
-        self._log.tick(flush=True)
+        self._log.tick()
+        self._log.flush_transcript()

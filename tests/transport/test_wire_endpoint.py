@@ -745,7 +745,7 @@ def test_a_wait_whose_time_is_over_ends(server: ServerEndpoint) -> None:
 
 def test_message_log_has_one_row_a_message() -> None:
     rows: list[dict[str, Any]] = []
-    with make_server(on_message=rows.append) as server, make_client(server.address) as client:
+    with make_server(on_messages=rows.extend) as server, make_client(server.address) as client:
         ends = Ends(server, client).joined()
         server.send_task(0, 3, "train", {"models": np.zeros((1, P), "f4")})
         ends.until(lambda: ends.tasks(client))

@@ -27,7 +27,7 @@ def test_a_task_and_its_result_have_the_computed_bytes(security: Literal["curve"
     rows: list[dict[str, Any]] = []
     models, update = np.zeros((2, P), "f4"), np.zeros(P, "f4")
     with (
-        make_server(security=security, on_message=rows.append) as server,
+        make_server(security=security, on_messages=rows.extend) as server,
         Cable(server.address) as cable,
         make_client(cable.address, security=security) as client,
     ):
