@@ -13,9 +13,8 @@ import hashlib
 import logging
 import re
 import shutil
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +59,7 @@ class Checkpoints:
     ) -> None:
         self.folder, self.keep, self._warn, self._durable = folder, keep, warn, durable
         self._flushing: Future[None] | None = None
+        self._flusher = ThreadPoolExecutor(1, "checkpoint")  # one thread for all rounds: no round waits until it has started
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, t: int, state: State) -> None:
@@ -82,9 +82,7 @@ class Checkpoints:
             self._write_files(draft, state, packed)
             _remove(final)
             draft.rename(final)
-        flushing: Future[None] = Future()
-        threading.Thread(target=self._flush, args=(final, flushing), name="checkpoint").start()
-        self._flushing = flushing  # last: if no thread can start, `flush` has nothing to wait for
+        self._flushing = self._flusher.submit(self._flush, final)
 
     def _write_files(self, draft: Path, state: State, packed: bytes) -> None:
         from safetensors.numpy import save
@@ -110,19 +108,14 @@ class Checkpoints:
         if flushing is not None:
             flushing.result()
 
-    def _flush(self, final: Path, done: Future[None]) -> None:
-        try:
-            if self._durable:
-                for path in final.iterdir():
-                    sync_file(path)
-                sync_folder(final)
-                sync_folder(self.folder)
-            for old in self.rounds()[: -self.keep]:
-                _remove(self.folder / f"round_{old:05d}")
-        except BaseException as error:  # `flush` raises it
-            done.set_exception(error)
-        else:
-            done.set_result(None)
+    def _flush(self, final: Path) -> None:
+        if self._durable:
+            for path in final.iterdir():
+                sync_file(path)
+            sync_folder(final)
+            sync_folder(self.folder)
+        for old in self.rounds()[: -self.keep]:
+            _remove(self.folder / f"round_{old:05d}")
 
     def rounds(self) -> list[int]:
         """List the rounds with a checkpoint in increasing order, damaged ones included; other files are ignored."""

@@ -221,13 +221,23 @@ def test_the_checkpoint_before_is_flushed_and_only_then_the_oldest_removed(tmp_p
     assert checkpoints.rounds() == [2]
 
 
+def test_one_thread_flushes_all_checkpoints(tmp_path, monkeypatch):
+    """Each round waited until a new thread had started: 3 ms while workers used the cores."""
+    checkpoints, threads, real = Checkpoints(tmp_path), [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (threads.append(threading.current_thread()), real(handle)))
+    for t in (1, 2, 3):
+        checkpoints.write(t, state(t))
+    checkpoints.flush()
+    assert len(set(threads) | {threading.current_thread()}) == 2
+
+
 class SlowDisk(Checkpoints):
     """Flushes each checkpoint only after a while; `flushed` lists them."""
 
-    def _flush(self, final, done):
+    def _flush(self, final):
         time.sleep(0.1)
         self.flushed = [*getattr(self, "flushed", []), int(final.name[6:])]
-        super()._flush(final, done)
+        super()._flush(final)
 
 
 def a_job(rounds, clients=1, parameters=2):
