@@ -205,10 +205,11 @@ class Gate:
         Args:
             before: Count the charges of the rounds before this one; None: all charges.
         """
-        spent = Counter(self._ledger.spent(self.job_hash))
-        if before is not None:
-            spent.subtract(name for entry in self._charged_from(before) for name in entry.slots)
-        return {name: quota - spent[name] for name, quota in self._planned.quota.items()}
+        spent = self._ledger.spent(self.job_hash)
+        for entry in [] if before is None else self._charged_from(before):
+            for name in entry.slots:
+                spent[name] -= 1
+        return {name: quota - spent.get(name, 0) for name, quota in self._planned.quota.items()}
 
     def charged(self, round: int) -> tuple[str, ...] | None:
         """List the slots that a round's task has filled; None if it was not charged.

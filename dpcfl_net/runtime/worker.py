@@ -328,9 +328,5 @@ class Worker:
 
 
 def _transfer(what: str, event: ClientEvent) -> Period:
-    return what, event.round, _epoch(event.begun), _epoch(event.arrived)
-
-
-def _epoch(monotonic: float) -> float:
-    """Seconds since the epoch of a time of the monotonic clock."""
-    return time.time() - (time.monotonic() - monotonic)
+    shift = time.time() - time.monotonic()  # to seconds since the epoch
+    return what, event.round, event.begun + shift, event.arrived + shift

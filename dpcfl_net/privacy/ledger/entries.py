@@ -66,7 +66,9 @@ class Entry:
         Returns:
             The canonical line, with its newline.
         """
-        fields = {name: _plain(getattr(self, name)) for name in FIELDS[self.type]}
+        fields = {name: getattr(self, name) for name in FIELDS[self.type]}
+        if self.events:
+            fields["events"] = [event.as_json() for event in self.events]
         return canonical_json({"sequence": self.sequence, "type": self.type, "prev": prev, **fields}) + b"\n"
 
 
@@ -179,7 +181,7 @@ class History:
 
     def _charge(self, entry: Entry) -> None:
         total = self.after(entry.job, entry.slots)
-        if len(entry.slots) != len(entry.events) or total != dict(entry.spent):
+        if len(entry.slots) != len(entry.events) or total != entry.spent:
             raise ValueError("slots, events and spent do not agree")
         self.spent[entry.job] = total
         self._charges.setdefault(entry.job, []).append(entry)
@@ -201,18 +203,6 @@ def _parse(line: bytes, prev: str) -> Entry:
     if entry.format != FORMAT or entry.line(prev) != line:
         raise ValueError("not in canonical form, or its hash is not that of the line before")
     return entry
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (str, int)):  # first: most values are, and the test for a Mapping is slow
-        return value
-    if isinstance(value, Event):
-        return value.as_json()
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value
 
 
 def _rich(name: str, value: Any) -> Any:
