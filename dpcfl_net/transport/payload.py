@@ -13,6 +13,8 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.payload_hash import hasher, payload_hash
 from dpcfl_net.transport.messages import CHUNK, Header, WireError
 
+SHARED = 8192  # bytes that ZeroMQ receives at once: a small message would keep the memory of all
+
 
 class Payload:
     """Tensors ready to send to any number of peers.
@@ -88,7 +90,7 @@ def _join(pieces: list[memoryview]) -> memoryview:
 
 
 class Assembly:
-    """An arriving message: a buffer of the announced size, filled in order.
+    """An arriving message: a buffer of the announced size, filled in order, or its only chunk, which is not copied.
 
     Create it only after the header has passed every check, including the template, which makes its size trustworthy.
 
@@ -99,7 +101,9 @@ class Assembly:
     def __init__(self, header: Header) -> None:
         self.header = header
         self.received = 0
-        self._buffer = empty(header.size)
+        self._size = header.size
+        self._copies = header.chunks > 1 or self._size <= SHARED
+        self._buffer = empty(self._size) if self._copies else memoryview(b"")
         self._digest = hasher()
 
     def add(self, index: int, chunk: memoryview) -> bool:
@@ -116,10 +120,13 @@ class Assembly:
             WireError: "chunk" for another position or length.
         """
         start = index * CHUNK
-        expected = min(CHUNK, len(self._buffer) - start)
+        expected = min(CHUNK, self._size - start)
         if index != self.received or chunk.nbytes != expected:
             raise WireError("chunk", f"chunk {index} of {chunk.nbytes} bytes, expected chunk {self.received} of {expected}")
-        self._buffer[start : start + expected] = chunk
+        if self._copies:
+            self._buffer[start : start + expected] = chunk
+        else:
+            self._buffer = chunk
         self._digest.update(chunk)
         self.received += 1
         return self.received == self.header.chunks
@@ -130,7 +137,7 @@ class Assembly:
         Raises:
             WireError: "hash" if the bytes differ from the announced hash, "non-finite" for a NaN or an infinity.
         """
-        if self.header.size and self._digest.hexdigest() != self.header.blake3:
+        if self._size and self._digest.hexdigest() != self.header.blake3:
             raise WireError("hash", "the payload is not the one that the header announced")
         found = named.split([list(row) for row in self.header.tensors], self._buffer)
         for name, array in found.items():

@@ -244,6 +244,19 @@ def test_packed_release_travels_as_the_same_bytes() -> None:
     assert Payload.from_packed(b"").chunks == []
 
 
+@pytest.mark.parametrize(("elements", "shared"), [(30_000, True), (100, False)])
+def test_the_only_chunk_of_a_large_message_is_not_copied(elements: int, shared: bool) -> None:
+    """A small message is: it would keep all bytes that ZeroMQ received with it."""
+    update = np.arange(elements, dtype="f4")
+    payload = Payload.of({"update": update})
+    assembly = Assembly(Header(**BASE, tensors=payload.rows, blake3=payload.blake3, chunks=1))
+    assert assembly.add(0, payload.chunks[0])
+    found = assembly.tensors()["update"]
+    assert np.array_equal(found, update)
+    assert not found.flags.writeable
+    assert np.shares_memory(found, update) == shared
+
+
 @pytest.mark.parametrize(
     ("value", "flip", "code"), [(np.nan, False, "non-finite"), (np.inf, False, "non-finite"), (1.0, True, "hash")]
 )
