@@ -12,7 +12,7 @@ from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.results.number_format import number, plain
-from dpcfl_net.results.privacy_statement import statement
+from dpcfl_net.results.privacy_statement import hides_participation, statement
 from dpcfl_net.results.result import Result
 
 # Settings that do not change the experiment; runs that differ only in the seed are repetitions.
@@ -104,6 +104,7 @@ def terms(result: Result) -> dict[str, str]:
     """Return the terms that must be equal for comparable runs: claimed privacy, and data."""
     privacy = {"epsilon": plain(result.epsilon, 6) if math.isfinite(result.epsilon) else "inf"}
     privacy |= {key: str(result.privacy.get(key, "not stated")) for key in TERMS}
+    privacy |= {"participation": "protected" if hides_participation(result.privacy) else "public"}
     data = {key: word(value) for key, value in dotted(result.settings).items() if key.startswith("data.")}
     return privacy | data
 

@@ -116,6 +116,18 @@ def has_single_releases(privacy: Mapping[str, Any]) -> bool:
     return isinstance(sums, Mapping) and sums.get("single_releases") is True
 
 
+def hides_participation(privacy: Mapping[str, Any]) -> bool:
+    """Return True if epsilon also covers in which rounds a client took part, False if that is public.
+
+    Args:
+        privacy: As for `statement`.
+    """
+    if isinstance(sums := privacy.get("secure_sums"), Mapping):
+        return sums.get("participation") == "secret coins"
+    central = privacy.get("unit") == "client" and privacy.get("trust") == "trusted-server"
+    return central and number(privacy.get("participations")) is None
+
+
 def _unusual_trust(privacy: Mapping[str, Any]) -> str:
     """Say what the server receives where that of its trust is not all; empty if it is."""
     if has_single_releases(privacy):

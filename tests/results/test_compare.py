@@ -257,6 +257,23 @@ def test_unequal_privacy_or_data_is_refused_and_shown_only_by_force(tmp_path, ch
     assert found == {tmp_path / "odd": words}
 
 
+@pytest.mark.parametrize(
+    ("usual", "odd"),
+    [
+        ({"trust": "trusted-server"}, {"trust": "trusted-server", "participations": 20}),
+        (
+            {"trust": "secure-aggregation", "secure_sums": {"participation": "secret coins"}},
+            {"trust": "secure-aggregation", "secure_sums": {"participation": "visible"}},
+        ),
+    ],
+)
+def test_runs_that_protect_who_takes_part_are_not_compared_with_runs_that_do_not(tmp_path, usual, odd):
+    folders = [write_result(tmp_path / name, terms={"unit": "client", **usual}) for name in "ab"]
+    folders.append(write_result(tmp_path / "odd", terms={"unit": "client", **odd}))
+    found = compare.unequal([read_result(folder) for folder in folders])
+    assert found == {tmp_path / "odd": "participation is public, elsewhere protected"}
+
+
 def test_the_command_refuses_unequal_runs_with_every_reason(tmp_path):
     odd = write_result(tmp_path / "odd", terms={"epsilon": None, "trust": "trusted-server"})
     folders = [write_result(tmp_path / "a"), write_result(tmp_path / "b", seed=1), odd]
