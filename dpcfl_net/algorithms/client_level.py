@@ -30,7 +30,6 @@ WITHOUT_SURVIVORS = (
     "the secure sum is over the clients whose masked vector arrived, and is divided by their expected number in the sample; "
     "with fewer than the threshold it is aborted, and the model stays"
 )
-COVERED_SUMS = "masked vectors, and the noisy sums of clipped updates that the server learns from them"
 IN_TIME = (
     "who was in the sample, if training takes longer than local.deadline_s: the answer then leaves at a later multiple of it"
 )
@@ -77,7 +76,6 @@ class ClientLevel(Algorithm):
             able,
             expected_releases=float(each_round * setting.rounds),
             without_clients=WITHOUT_SURVIVORS,
-            covers=(COVERED_SUMS,),
             caveats=(VISIBLE if visible else IN_TIME,),
         )
 

@@ -93,7 +93,7 @@ class FedDPKMeans(FromModel):
         return replace(
             super().capabilities_for(options, setting), published_models=options.clusters, without_clients=WITHOUT_CLIENTS,
             expected_releases=float(setting.clients * trained), summed_rounds=trained,
-            covers=("model updates", "sums and counts of records"),
+            covers=("model updates", "second moments, sums and counts of records"),
             sides={
                 "record": record_size, "moment": lambda model: record_size(model) * (record_size(model) + 1) // 2,
                 "point": lambda model: POINTS, "centres": lambda model: k, "axes": lambda model: min(k, record_size(model)),

@@ -17,6 +17,8 @@ from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 WITHOUT_CLIENTS = "a client without a task does not train in that round; other clients are not affected"
 
+STAY = "personal models, which stay with their clients: no client sends a model or an update"
+
 
 class Local(Algorithm):
     """E K local epochs of DP-SGD from the common initial model, in rounds for comparison with other algorithms.
@@ -29,7 +31,9 @@ class Local(Algorithm):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), personal=True, without_clients=WITHOUT_CLIENTS)
+        return replace(
+            super().capabilities_for(options, setting), personal=True, covers=(STAY,), without_clients=WITHOUT_CLIENTS
+        )
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         return [DPSGDSlot("train", *full_epochs(self.protocol.local, client))] * client.rounds_there(1, self.protocol.rounds)

@@ -80,6 +80,7 @@ class OneModel(ClientLevel):
             expected_releases=float(how.buffer * setting.rounds),
             without_clients=WITHOUT_ANSWERS,
             participations=how.planned(setting.clients, setting.rounds),
+            sent_raw=("the raw update of every participation",),
             caveats=(*able.caveats, NO_AMPLIFICATION, TAKES_PART, ORDER_SHOWS),
         )
 

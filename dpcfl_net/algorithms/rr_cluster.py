@@ -81,6 +81,8 @@ class RRCluster(PublicLabels):
             },
             protects=able.protects if options.guarantee == "expected" else able.protects[:1],
             claim_of_paper=claim if paper else None,
+            published=_published(options),
+            sent_raw=_sent_raw(options),
             without_clients=_without_clients(options, able, setting),
             sound_events=(lambda z: sound_events(options, setting, z)) if paper and not base.stateful else None,
         )
@@ -307,6 +309,32 @@ def _sent_models(options: Any, setting: Setting, models: int) -> float:
     first = 0 if options.base == "oracle" else first_labels(options) - 1
     separate = min(first, setting.rounds) / setting.rounds
     return separate * models + (1 - separate) * (1 + BASES[options.base].shared)
+
+
+def _published(options: RROptions) -> tuple[str, ...]:
+    """Name the publications of the trusted server."""
+    counts = ("noisy counts of the clients of each cluster",)
+    if options.base == "oracle":
+        return Capabilities.published
+    if options.labels_every:
+        how = "the exponential mechanism" if options.labels == "exponential" else "randomised response"
+        before = counts if options.guarantee == "expected" else ()
+        return (*Capabilities.published, *before, f"labels of all clients by {how}")
+    how = "by randomised response" if options.labels == "randomised-response" else "with noise"
+    labels = (f"labels of the sampled clients {how}, in random order",)
+    return (*Capabilities.published, *(counts if options.guarantee == "expected" else labels))
+
+
+def _sent_raw(options: RROptions) -> tuple[str, ...]:
+    """Name what the trusted server receives without noise."""
+    if options.base == "oracle":
+        return Capabilities.sent_raw
+    labelled = ("the raw update and cluster label of every sampled client",)
+    if not options.labels_every:
+        return labelled
+    scores = "distances of models" if options.base == "fesem" else "losses"
+    first = labelled if options.guarantee == "expected" else Capabilities.sent_raw
+    return (*first, f"the raw {scores} by which all clients choose a cluster, whenever labels are released")
 
 
 def _without_clients(options: Any, able: Capabilities, setting: Setting) -> str:

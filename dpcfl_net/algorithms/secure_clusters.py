@@ -24,7 +24,6 @@ WITHOUT_SURVIVORS = (
     "the secure sum of a cluster is over its clients whose masked vector arrived; with fewer than the threshold it is aborted, and "
     "the cluster keeps its model in that round"
 )
-COVERED_SUMS = "masked gradient sums, and the noisy sum of each cluster that the server learns from them"
 
 
 def also_without_survivors(without_clients: str, setting: Setting) -> str:
@@ -43,11 +42,8 @@ class SecureClusters(FromModel):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         able = super().capabilities_for(options, setting)
-        able = replace(able, protects=(("sample", "untrusted-server"), ("sample", "secure-aggregation")),
+        return replace(able, protects=(("sample", "untrusted-server"), ("sample", "secure-aggregation")),
                        sides={**able.sides, "masked": lambda model: model.parameters})  # fmt: skip
-        if not setting.privacy.secure:
-            return able
-        return replace(able, covers=(*able.covers, COVERED_SUMS))
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

@@ -10,7 +10,8 @@ from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tuning import Tuning
 from dpcfl_net.data import cache
-from dpcfl_net.experiment.secure_statement import covered_by_sums, not_covered_by_sums, secure_sums
+from dpcfl_net.experiment.central_statement import published, server_sees
+from dpcfl_net.experiment.secure_statement import covered_by_sums, has_single_releases, not_covered_by_sums, secure_sums
 from dpcfl_net.federation.capabilities import Capabilities
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
 from dpcfl_net.federation.secure_claim import epsilon_of_reserve
@@ -48,12 +49,6 @@ COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
     "equal numbers"
 )
-SERVER_SEES = "the server: it is trusted and receives the raw update and cluster identifier of every sampled client"
-SERVER_SEES_ALL = "the server: it is trusted and receives the raw update of every participation"
-PUBLISHED = "the server's publications of each round: noisy sums of clipped updates, and labels if they are released"
-PUBLISHED_FROM_BUFFERS = (
-    "the server's publications of each version: noisy sums of clipped updates; at most {} participations of each client"
-)
 OWN_VALUES = "other noisy values that clients send: {}"
 AGGREGATORS_SEE = "the same releases as aggregators receive them: aggregators belong to the untrusted server"
 OTHER_RELEASES = "the other releases: their noise meets epsilon {:g} only for given outcomes of the releases without a guarantee, on which they depend"
@@ -68,7 +63,7 @@ BOOK_KNOWS = (
 )
 OBSERVED_CLUSTERS = (
     "clusters of clients in figures and files of the observer, which is outside the protocol: they come from the loss on the clients' "
-    "training records and from the labels that clients send, without noise"
+    "training records{}, without noise"
 )
 OBSERVED_UNNAMED = (
     "clusters of clients in figures and files of the observer, which is outside the protocol, in rounds in which the server names none: they "
@@ -147,8 +142,8 @@ def _covered(algorithm: Algorithm) -> list[str]:
     """List the releases that epsilon covers; secure sums are listed elsewhere."""
     protocol, able = algorithm.protocol, algorithm.capabilities
     if protocol.privacy.trust == "trusted-server":
-        return [PUBLISHED_FROM_BUFFERS.format(able.participations) if able.participations else PUBLISHED]
-    covered = list(able.covers)
+        return [published(algorithm)]
+    covered = [] if protocol.privacy.secure and not has_single_releases(algorithm) else list(able.covers)
     if any(isinstance(slot, SelectionSlot) for each in noisy_plans(algorithm) for slot in each.plan):
         covered.append(SELECTIONS)
     if is_plugin(protocol.algorithm) and able.covers == Capabilities.covers and protocol.privacy.unit == "sample":
@@ -169,7 +164,10 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
     if able.published_models - able.shared_models > 1 and protocol.oracle is None:
         # Algorithms of this package that protect records name the clusters; one of a user's own may leave that to the observer.
-        not_covered += [OBSERVED_CLUSTERS] if by_client else [OBSERVED_UNNAMED] if is_plugin(protocol.algorithm) else []
+        sent = "" if protocol.privacy.secure else " and from the labels or losses that clients send"
+        not_covered += (
+            [OBSERVED_CLUSTERS.format(sent)] if by_client else [OBSERVED_UNNAMED] if is_plugin(protocol.algorithm) else []
+        )
     if able.personal and able.plain_sgd:
         not_covered.append(OBSERVED_PERSONAL)
     if by_client:
@@ -186,7 +184,7 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         warning = f"it allows a few {what} to be revealed completely"
         not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
     if protocol.privacy.trust == "trusted-server":
-        not_covered.insert(0, SERVER_SEES_ALL if able.participations else SERVER_SEES)
+        not_covered.insert(0, server_sees(algorithm))
         central = [slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot)]
         sampled = dict.fromkeys(slot.sampling for slot in central if slot.sample_size < slot.population)
         not_covered += [said[sampling] for sampling in sampled for said in (SAMPLES_SHOW, ROUND_TIMES)]

@@ -73,8 +73,10 @@ class Capabilities:
         expected_releases: Expected number of releases with an update over the whole run, all clients together.
         without_clients: What a round does if some clients are away or do not answer; a short sentence.
         protects: (unit, trust) pairs that the algorithm can run under.
-        covers: Releases that epsilon covers against an untrusted server, besides cluster selections, which the plan shows;
-            phrases for the privacy statement.
+        covers: Releases of single clients that epsilon covers against an untrusted server, besides cluster selections, which the
+            plan shows; phrases for the privacy statement.
+        published: Releases of a trusted server that epsilon covers; phrases for the privacy statement.
+        sent_raw: What a trusted server receives without noise; phrases for the privacy statement.
         caveats: Sentences for the privacy statement about releases that epsilon does not cover.
         claim_of_paper: The paper's privacy claim, if it differs from what holds.
         sound_events: Maps the central server's noise multiplier to events that hold under replace-one adjacency, for a run
@@ -100,6 +102,8 @@ class Capabilities:
     without_clients: str = ""
     protects: tuple[tuple[str, str], ...] = (("sample", "untrusted-server"),)
     covers: tuple[str, ...] = ("model updates",)
+    published: tuple[str, ...] = ("noisy sums of clipped updates",)
+    sent_raw: tuple[str, ...] = ("the raw update of every sampled client",)
     caveats: tuple[str, ...] = ()
     claim_of_paper: str | None = None
     sound_events: Callable[[float], list[Event]] | None = None

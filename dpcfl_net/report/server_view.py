@@ -99,7 +99,7 @@ def _secure_sums(view: RunView) -> list[tuple[str, str, str]]:
 def _updates(view: RunView) -> str:
     privacy = view.run.get("privacy")
     if isinstance(privacy, Mapping) and privacy.get("trust") == "trusted-server":
-        return "The raw update and the cluster that the client names: this server is trusted and adds the noise."
+        return "All that the client sends, without noise: this server is trusted and adds the noise."
     if isinstance(privacy, Mapping) and has_single_releases(privacy):
         return "In a secure sum a masked vector, which shows nothing alone; in other rounds what the client's gate released."
     if isinstance(privacy, Mapping) and privacy.get("trust") == "secure-aggregation":

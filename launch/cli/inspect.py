@@ -17,7 +17,7 @@ from dpcfl_net.results import summary
 
 TRUST = {
     "untrusted-server": "The server is not trusted. These messages are all that it received; each client's privacy gate released them.",
-    "trusted-server": "The server is trusted: it sees the raw update and the cluster of every sampled client. Only what it publishes is noisy. "
+    "trusted-server": "The server is trusted: it sees these messages without noise. Only what it publishes is noisy. "
     "This transcript holds raw updates: keep it private.",
     "secure-aggregation": "The server is not trusted. These messages are all that it received: masked vectors, of which it learned sums over clients only.",
 }  # fmt: skip

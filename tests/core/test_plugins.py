@@ -844,7 +844,7 @@ def test_an_error_of_a_client_step_names_its_line(module, tmp_path):
 CLAIMS = """
 from dataclasses import replace
 import numpy as np
-from dpcfl_net.algorithms.base import INDEX, MODEL, on_central_server, on_client
+from dpcfl_net.algorithms.base import INDEX, MODEL, RAW_UPDATE, on_central_server, on_client
 from dpcfl_net.algorithms.dp_fedavg import DPFedAvg
 from dpcfl_net.algorithms.em_fdro import EMFDRO
 from dpcfl_net.algorithms.global_model import Global
@@ -888,6 +888,15 @@ class Population(DPFedAvg):
     def central_plan(self):
         return [CentralSlot("round", "fixed", 4, 100)] * self.protocol.rounds
 
+class Hinted(DPFedAvg):
+    def central_plan(self):
+        n = len(self.clients)
+        return [CentralSlot("round", "poisson", n / 2, n, (("hints", 0.5), ("sums", 0.5)))] * self.protocol.rounds
+
+    @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE, "hint": INDEX})
+    def train(self, me, model):
+        return Release(update=self.update(me, "raw", model), hint=np.int64(0))
+
 def protecting(algorithm, unit, trust):
     @classmethod
     def capabilities_for(cls, options, setting):
@@ -918,6 +927,17 @@ def claims(name, unit="client", trust="trusted-server", **privacy):
     target = {"unit": unit, "trust": trust, "epsilon": 5, "delta": 1e-2, **privacy}
     sampled = {"name": f"own_claims:{name}", **({"sampling_rate": 0.5} if trust == "trusted-server" else {})}
     return {**quick(None), "algorithm": sampled, "privacy": target}
+
+
+def test_the_statement_names_other_tensors_that_a_trusted_server_gets_and_publishes(module, tmp_path):
+    module("own_claims", CLAIMS)
+    make_keys(tmp_path, 8)
+    statement = privacy_statement(make_job(config.resolve(claims("Hinted")), tmp_path).protocol, None)
+    assert statement["covered"] == [
+        "the server's publications of each round: noisy sums of clipped updates; other noisy values of its central steps: hints"
+    ]
+    received = "the raw update of every sampled client; other raw values that clients send: hint"
+    assert statement["not_covered"][0] == f"the server: it is trusted and receives {received}"
 
 
 @pytest.mark.parametrize(
