@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import naming, write_text
 from dpcfl_net.core.run_folder import RunFolder
@@ -58,8 +57,8 @@ def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
         "privacy.txt": f"{result_line(view)}\n{statement_text(statement(privacy))}",
     }
     if rounds:
-        texts["rounds.csv"] = _csv(BY_ROUND, ([_cell(getattr(one, key)) for key in BY_ROUND] for one in rounds))
-        texts["clients.csv"] = _csv(
+        texts["rounds.csv"] = csv_text(BY_ROUND, ([_cell(getattr(one, key)) for key in BY_ROUND] for one in rounds))
+        texts["clients.csv"] = csv_text(
             ("round", "client", "true_cluster", "cluster", "accuracy", "epsilon_spent"),
             (row for one in rounds for row in _clients(view, one)),
         )
@@ -96,11 +95,3 @@ def _clients(view: RunView, one: RoundMetrics) -> Iterable[Sequence[Any]]:
 def _cell(value: Any) -> Any:
     """A cell of a CSV file; numbers of clients are separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else value
-
-
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()

@@ -213,7 +213,10 @@ function picture(svg, name) {
 }
 
 function table(figure) {
-  const quoted = value => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+  const quoted = value => { // a quote before what a spreadsheet would take for a formula, as in core/csv_text.py
+    const text = String(value ?? ""), safe = isNaN(text) ? text.replace(/^[=+\-@\t\r\n']/, "'$&") : text;
+    return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
   const rows = [["series", "x", "y", "value"]];
   for (const trace of figure.data) {
     const name = (trace.name ?? "").replaceAll("<br>", " ");

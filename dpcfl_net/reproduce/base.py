@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
 import pkgutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import nearest
@@ -274,6 +274,4 @@ def claims_table(judged: Sequence[Judged]) -> Table:
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        file.write(csv_text(columns, ([row.get(key) for key in columns] for row in rows)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import statistics
@@ -10,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.results.compare import TERMS, Row, differing, dotted, rows, short_key, word
 from dpcfl_net.results.number_format import at_most
 from dpcfl_net.results.result import Result
@@ -111,19 +111,19 @@ def write_csv(file: TextIO, results: Sequence[Result], target: float | None = No
     figures = list(
         dict.fromkeys(key for result in results for key, value in result.final.items() if not isinstance(value, list))
     )
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(
-        ["folder", "name", "algorithm", "seed", *keys, "epsilon", *PRIVACY, *figures, *(key for key, _, _ in COSTS), *TIMES]
-    )
+    columns = ["folder", "name", "algorithm", "seed", *keys, "epsilon", *PRIVACY, *figures]
+    columns += [*(key for key, _, _ in COSTS), *TIMES]
+    lines = []
     for result in results:
         own = dotted(result.settings)
-        writer.writerow(
+        lines.append(
             [result.folder, result.name, result.algorithm, result.seed, *(_cell(own.get(key)) for key in keys), result.epsilon]
             + [_cell(result.privacy.get(key)) for key in PRIVACY]
             + [_cell(result.final.get(key)) for key in figures]
             + [_cell(result.cost.get(key)) for key, _, _ in COSTS]
             + _times(result, target)
         )
+    file.write(csv_text(columns, lines))
 
 
 def _times(result: Result, target: float | None) -> list[Any]:

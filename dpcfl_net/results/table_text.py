@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 
+from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.results.tables import Table
 
 SPECIAL = {
@@ -33,11 +32,7 @@ def latex(table: Table, comments: Sequence[str] = ()) -> str:
 
 def table_csv(table: Table) -> str:
     """Format a table as CSV with the cells' text."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows(table.rows)
-    return text.getvalue()
+    return csv_text(table.columns, table.rows)
 
 
 def _row(cells: Sequence[str]) -> str:

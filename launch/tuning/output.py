@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
@@ -13,6 +11,7 @@ from typing import Any
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.canonical import finite
+from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.launch.cells.outcome import FINISHED, CellOutcome
 from dpcfl_net.launch.new_run import mode_of
 from dpcfl_net.launch.tuning.study import Study, Trial, Tuned
@@ -176,17 +175,15 @@ def _trials_table(study: Study) -> Table:
 
 def _csv(study: Study) -> str:
     keys = list(dict.fromkeys(key for one in study.tuned for key in one.space.axes))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["algorithm", "trial", *keys, "seed", "score", "state", "folder"])
+    rows: list[list[Any]] = []
     for one in study.tuned:
         for number, trial in enumerate(one.trials, 1):
             values = one.space.values(trial.index)
             for place, (seed, outcome) in enumerate(zip(study.options.trial_seeds, trial.outcomes, strict=True)):
                 score, folder = trial.scores[place] if trial.scores else "", _relative(study, outcome.folder)
                 row = [one.space.algorithm, number, *(values.get(key, "") for key in keys), seed, score, outcome.state, folder]
-                writer.writerow(row)
-    return text.getvalue()
+                rows.append(row)
+    return csv_text(["algorithm", "trial", *keys, "seed", "score", "state", "folder"], rows)
 
 
 def _sweep(study: Study) -> dict[str, Any]:

@@ -585,3 +585,13 @@ def test_settings_of_one_client_have_readable_columns(tmp_path):
     table = compare_table.table(compare.rows(map(read_result, folders)))
     assert table.columns[2] == "clients 2 compute_factor"
     assert [row[2] for row in table.rows] == ["1.0", "4.0"]
+
+
+def test_names_of_foreign_runs_are_no_formulas_in_a_spreadsheet(tmp_path):
+    formula = "=HYPERLINK(0)"
+    run = write_result(tmp_path / "run")
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**settings, "name": formula}))
+    (line,) = csv.DictReader(io.StringIO(Comparison.of([run]).to_csv()))
+    assert line["name"].removeprefix("'") == read_result(run).name
+    assert not line["name"].startswith("=")
