@@ -32,7 +32,7 @@ from dpcfl_net.core.types import Policy
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.host_aggregator import FOLDER, LOOK_S, HostAggregator, end_of_log
 from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter
-from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, local_node, own_slots
+from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, local_node
 from dpcfl_net.launch.placement.messages import (
     FILES,
     LOG_TAIL,
@@ -54,6 +54,7 @@ from dpcfl_net.launch.placement.messages import (
     WorkerEnded,
     read_command,
 )  # fmt: skip
+from dpcfl_net.launch.placement.slot_folder import SlotFolder
 from dpcfl_net.runtime.specs import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport import keys
@@ -79,6 +80,7 @@ class Agent:
         self._files = RunFolder(folder)
         self._unread, self._lock = bytearray(), contextlib.ExitStack()
         self._launcher: LocalLauncher | None = None
+        self._slots: SlotFolder | None = None
         self._running: dict[int, tuple[int, LocalHandle]] = {}  # by sentinel: first client of the process, its handle
         self._log_from: dict[Path, int] = {}
         self._ledgers: dict[int, LedgerTail] = {}
@@ -103,11 +105,10 @@ class Agent:
                 self._send_ledgers()
                 self._send_aggregator_news()
         finally:
-            if self._aggregator is not None:
-                self._aggregator.close()
-            if self._launcher is not None:
-                self._launcher.close()
-            self._lock.close()
+            with self._lock:  # closes all, also if one raises
+                for one in (self._slots, self._launcher, self._aggregator):
+                    if one is not None:
+                        self._lock.callback(one.close)
 
     def _read(self) -> bool:
         """Read available bytes and execute complete lines; False at the end of the input."""
@@ -223,9 +224,10 @@ class Agent:
             folder.mkdir(exist_ok=True, mode=0o700)
         for name, text in command.files.items():
             write_atomically(self.folder / name, text)
+        self._slots = SlotFolder.of(command.runtime)
         spec = WorkerSpec(
             self.folder, 0, command.connect, command.observer, self._files.keys, command.operator_key, self._files.ledgers,
-            Terms(Policy(command.runtime.max_epsilon, command.runtime.max_delta), durable=command.runtime.durable), command.data_root, own_slots(command.runtime, self.folder.name), command.runtime.orphan_timeout_s,
+            Terms(Policy(command.runtime.max_epsilon, command.runtime.max_delta), durable=command.runtime.durable), command.data_root, self._slots.spec if self._slots else None, command.runtime.orphan_timeout_s,
             relayed=command.relayed,
         )  # fmt: skip
         devices = deal(command.runtime, len(command.firsts))

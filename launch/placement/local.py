@@ -18,7 +18,6 @@ from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, start_of, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE, GROUP_MAIN, WORKER_MAIN
 from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
-from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import CPU, Device
 
 STOP_S = 4.0
@@ -34,16 +33,6 @@ def compute_slots(runtime: RuntimeSettings) -> int:
     if runtime.federation == "in-process":
         return 1
     return cores() if runtime.slots == "auto" else runtime.slots
-
-
-def own_slots(runtime: RuntimeSettings, name: str) -> tuple[Path, int] | None:
-    """Return folder and number of the compute slots of one run; None: it uses the slots of the host.
-
-    Args:
-        runtime: Settings of the run.
-        name: Name of the run.
-    """
-    return None if runtime.slots == "auto" else (host_folder() / f"run-{name}", runtime.slots)
 
 
 class LocalHandle:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.run_folder import RunFolder
@@ -25,6 +24,9 @@ from dpcfl_net.transport.keys import (
     make_client_keys,
     make_packed_keys,
 )
+
+if TYPE_CHECKING:
+    from dpcfl_net.launch.placement.slot_folder import SlotFolder
 
 
 def terms_of(config: Config) -> Terms:
@@ -117,7 +119,7 @@ class LocalPlacement:
     def __init__(self) -> None:
         self._launcher: Launcher | None = None
         self._devices: list[str] = []
-        self._slots: tuple[Path, int] | None = None
+        self._slots: SlotFolder | None = None
 
     def capacity(self) -> list[Node]:
         """See `Placement`."""
@@ -159,14 +161,15 @@ class LocalPlacement:
 
     def launcher(self, folder: Path, config: Config, operator_key: str, addresses: Addresses) -> Launcher:
         """See `Placement`."""
-        from dpcfl_net.launch.placement.local import LocalLauncher, own_slots
+        from dpcfl_net.launch.placement.local import LocalLauncher
+        from dpcfl_net.launch.placement.slot_folder import SlotFolder
 
         runtime, files = config.runtime, RunFolder(folder)
-        self._slots = own_slots(runtime, secrets.token_hex(8))
+        self._slots = SlotFolder.of(runtime)
         firsts = range(0, sum(config.data.clients), runtime.clients_per_worker)
         spec = WorkerSpec(
             folder, 0, addresses.coordinator, addresses.observer, files.keys, operator_key, files.ledgers, terms_of(config),
-            config.data.root, self._slots, runtime.orphan_timeout_s, relayed=addresses.relayed,
+            config.data.root, self._slots.spec if self._slots else None, runtime.orphan_timeout_s, relayed=addresses.relayed,
         )  # fmt: skip
         devices = deal(runtime, len(firsts))
         self._devices = [device.uuid or "cpu" for device in devices]
@@ -179,7 +182,7 @@ class LocalPlacement:
 
     def close(self) -> None:
         """See `Placement`."""
-        if self._launcher is not None:
-            self._launcher.close()
-        if self._slots is not None:
-            shutil.rmtree(self._slots[0], ignore_errors=True)
+        with ExitStack() as closing:
+            for one in (self._slots, self._launcher):
+                if one is not None:
+                    closing.callback(one.close)
