@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 LONGEST_STEP_S = 5.0
+WAIT_S = 1.0
 
 
 class AwakeClock:
@@ -23,3 +25,23 @@ class AwakeClock:
         self._slept += max(0.0, now - self._last - LONGEST_STEP_S)
         self._last = now
         return now - self._slept
+
+
+def wait_awake(wait: Callable[[float], object], seconds: float) -> bool:
+    """Wait for something, without counting time in which this process was stopped or its host suspended.
+
+    Args:
+        wait: Waits at most as many seconds as its argument says; returns something true once it has happened.
+        seconds: Time limit.
+
+    Returns:
+        False if it has not happened within the limit.
+    """
+    clock = AwakeClock()
+    now = clock.now()
+    deadline = now + seconds
+    while now < deadline:
+        if wait(min(WAIT_S, deadline - now)):
+            return True
+        now = clock.now()
+    return bool(wait(0))

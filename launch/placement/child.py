@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpcfl_net.core import process_log
+from dpcfl_net.core.clock import AwakeClock, wait_awake
 from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.launch.interrupts import blocked_signals
 from dpcfl_net.launch.placement.base import LOST, failure
@@ -177,8 +179,9 @@ class ForkServer:
         Args:
             check: Called several times a second; what it raises ends the wait.
         """
-        deadline = time.monotonic() + FORK_S
-        while self._process is not None and not wait([self._channel], LOOK_S) and time.monotonic() < deadline:
+        clock = AwakeClock()
+        deadline = clock.now() + FORK_S
+        while self._process is not None and not wait([self._channel], LOOK_S) and clock.now() < deadline:
             check()
 
     def fork(self, title: str, start: Start, log: Path, descriptors: Sequence[int] = ()) -> Child:
@@ -204,6 +207,8 @@ class ForkServer:
             self._used = True
         self.resume()
         try:
+            if not wait_awake(partial(wait, [channel]), FORK_S):
+                raise TimeoutError("timed out")
             answer, handles, _, _ = socket.recv_fds(channel, 256, 1)
         except OSError as error:
             answer, handles = str(error).encode(), []

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from dpcfl_net.core.clock import wait_awake
 from dpcfl_net.launch.placement.base import LOST
 from dpcfl_net.launch.placement.messages import LONGEST
 
@@ -70,7 +71,7 @@ class CommandConnection:
             while view:
                 written = self._process.stdin.write(view)
                 view = view[written or 0 :]
-                if not written and not room.poll(1000 * SEND_S):
+                if not written and not wait_awake(lambda seconds: room.poll(1000 * seconds), SEND_S):
                     self._silent = f"it has read no command for {SEND_S:g} s"
                     self._process.kill()
                     return

@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dpcfl_net import __version__
+from dpcfl_net.core.clock import wait_awake
 from dpcfl_net.core.errors import DpcflError, LedgerError, Refused, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.placement.base import LOST, ClientRange, Node
@@ -183,13 +185,13 @@ class HostAgent:
 
         Args:
             condition: Checked after each report.
-            seconds: Time limit.
+            seconds: Time limit, without time in which this process was stopped.
 
         Raises:
             RunFailed: If the agent failed, or after `seconds`.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: condition() or self.error_text, seconds):
+            if not wait_awake(partial(self._changed.wait_for, lambda: condition() or self.error_text), seconds):
                 raise RunFailed(f"host {self.host.name} did not answer within {seconds:g} s")
         if self.error_text and not condition():
             raise RunFailed(f"host {self.host.name}: {self.error_text}")
