@@ -13,7 +13,7 @@ import numpy as np
 from dpcfl_net.core.atomic import replacing
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import reason
-from dpcfl_net.core.locks import locked
+from dpcfl_net.core.shared_result import shared
 
 FORMAT = 1
 KEYS = ("train_x", "train_y", "test_x", "test_y")
@@ -38,7 +38,7 @@ def arrays(
 ) -> dict[str, np.ndarray]:
     """Open the cached arrays of a data set read-only; decode them first if there is no valid copy.
 
-    One process decodes; others wait for it.
+    One process decodes; others wait for it, unless it is stopped.
 
     Args:
         name: Name of the data set.
@@ -58,18 +58,11 @@ def arrays(
         return found
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700 if name == OWN else 0o777)
-        with locked(home / "lock"):
-            found = _open(home, keys)
-            if found is None:
-                _write(home, keys, decode())
-                found = _open(home, keys)
+        return shared(home / "lock", lambda: _open(home, keys), lambda: _keep(home, keys, decode()))
     except OSError as error:
         raise ConfigError(
             f"cannot keep decoded images in {home}: {reason(error)}; set XDG_CACHE_HOME to a folder with free space"
         ) from error
-    if found is None:
-        raise ConfigError(f"decoded images in {home} cannot be read back; delete that folder")
-    return found
 
 
 def find(name: str, identity: str, keys: tuple[str, ...]) -> dict[str, np.ndarray] | None:
@@ -115,7 +108,11 @@ def _mapped(paths: tuple[Path, ...], stamps: object) -> list[np.ndarray]:
     return [np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in paths]
 
 
-def _write(home: Path, keys: tuple[str, ...], decoded: dict[str, np.ndarray]) -> None:
+def _keep(home: Path, keys: tuple[str, ...], decoded: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for key in keys:
         with replacing(home / f"{key}.npy", durable=True) as file:
             np.save(file, np.ascontiguousarray(decoded[key]), allow_pickle=False)
+    found = _open(home, keys)
+    if found is None:
+        raise ConfigError(f"decoded images in {home} cannot be read back; delete that folder")
+    return found

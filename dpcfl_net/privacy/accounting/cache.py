@@ -15,7 +15,7 @@ from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_text
-from dpcfl_net.core.locks import locked
+from dpcfl_net.core.shared_result import shared
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.events.base import Event
 
@@ -41,7 +41,7 @@ EVENTS = "events/*.py"
 def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
     """Look up a result in the accountant cache, or compute and store it.
 
-    One process computes; others with the same query wait for it. An exception is passed on and not stored.
+    One process computes; others with the same query wait for it, unless it is stopped. An exception is passed on and not stored.
 
     Args:
         folder: Folder of the cache, created if missing.
@@ -58,12 +58,13 @@ def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) ->
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _hold_to_own(folder)
     stored = folder / f"{name}.json"
-    with locked(folder / f"{name}.lock"):
-        found = _kept(stored)
-        if found is None:
-            found = json.dumps({"answer": answer()})
-            write_atomically(stored, found)
-        return json.loads(found)["answer"]
+
+    def compute() -> str:
+        text = json.dumps({"answer": answer()})
+        write_atomically(stored, text)
+        return text
+
+    return json.loads(shared(folder / f"{name}.lock", lambda: _kept(stored), compute))["answer"]
 
 
 def _hold_to_own(folder: Path) -> None:
