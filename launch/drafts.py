@@ -34,9 +34,11 @@ def remove_left_drafts(store: Path) -> None:
     for folder in list(store.iterdir()):
         with suppress(OSError):  # it has been renamed or removed meanwhile, or may not be removed
             if _is_draft(folder) and (handle := try_lock(RunFolder(folder).lock)) is not None:
-                if _is_draft(folder):  # its process may have completed it and ended since
-                    shutil.rmtree(folder, ignore_errors=True)
-                os.close(handle)
+                try:
+                    if _is_draft(folder):  # its process may have completed it and ended since
+                        shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(handle)
 
 
 def _is_draft(folder: Path) -> bool:

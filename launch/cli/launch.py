@@ -10,7 +10,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -282,31 +282,29 @@ def _open_placement(
 ) -> Iterator[RemotePlacement]:
     """Connect to the hosts of a run; disconnect at the end, also after an error."""
     logs.mkdir(parents=True, exist_ok=True)
-    root, cluster = options.root or ssh.ROOT, None
-    if options.on == "ssh":
-        assert options.hosts is not None
-        file = ssh.read_hosts(options.hosts)
-        hosts, address = file.make_hosts(run, logs), options.address or ssh.own_address(file)
-    elif options.on == "slurm":
-        nodes = slurm.allocation()
-        hosts = slurm.make_hosts(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
-        address = options.address or slurm.own_address()
-    else:
-        from dpcfl_net.launch.placement import ray
+    root = options.root or ssh.ROOT
+    with ExitStack() as stack:
+        if options.on == "ssh":
+            assert options.hosts is not None
+            file = ssh.read_hosts(options.hosts)
+            hosts, address = file.make_hosts(run, logs), options.address or ssh.own_address(file)
+        elif options.on == "slurm":
+            nodes = slurm.allocation()
+            hosts = slurm.make_hosts(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
+            address = options.address or slurm.own_address()
+        else:
+            from dpcfl_net.launch.placement import ray
 
-        workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
-        counts = None if assigned is None else ray.counts_of(assigned)
-        cluster = ray.Cluster(workers, options.cpus, options.gpus, options.ray_wait, counts)
-        hosts, address = ray.make_hosts(cluster, root=root, run=run), options.address or cluster.own_address()
-    refuse_remote(config)
-    placement = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), assigned)
-    try:
+            workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
+            counts = None if assigned is None else ray.counts_of(assigned)
+            cluster = ray.Cluster(workers, options.cpus, options.gpus, options.ray_wait, counts)
+            stack.callback(cluster.close)
+            hosts, address = ray.make_hosts(cluster, root=root, run=run), options.address or cluster.own_address()
+        refuse_remote(config)
+        placement = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), assigned)
+        stack.callback(placement.close)
         placement.open()
         yield placement
-    finally:
-        placement.close()
-        if cluster is not None:
-            cluster.close()
 
 
 def _read_placement(folder: Path) -> dict[str, Any]:

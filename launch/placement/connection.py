@@ -112,11 +112,14 @@ class CommandConnection:
 
     def close(self, patience_s: float) -> None:
         """See `HostConnection`."""
-        self.hang_up()
-        try:
-            self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
         assert self._process.stdout is not None
-        self._process.stdout.close()
+        with self._process.stdout:
+            try:
+                self.hang_up()
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                self._process.kill()  # no effect if it has ended
+                self._process.wait()
+                self.hang_up()  # now `send` has given the lock back

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -121,13 +122,14 @@ class RayConnection:
 
     def close(self, patience_s: float) -> None:
         """See `HostConnection`."""
-        if self._ready:
-            try:
+        try:
+            if self._ready:
                 self._ray.get(self._actor.hang_up.options(concurrency_group=COMMANDS).remote(), timeout=patience_s)
                 self._ray.get(self._actor.failure.options(concurrency_group=REPORTS).remote(), timeout=patience_s)
-            except self._ray.exceptions.RayError:
-                pass  # the agent ended with its actor or node
-        self._ray.kill(self._actor)
+        except self._ray.exceptions.RayError:
+            pass  # the agent ended with its actor or node
+        finally:
+            self._ray.kill(self._actor)
 
 
 def describe_error(error: Exception) -> str:
@@ -234,10 +236,11 @@ class Cluster:
         """Release the bundles."""
         from ray.util.placement_group import remove_placement_group
 
-        for group in self._groups:
-            remove_placement_group(group)
-        if self._own:
-            self.ray.shutdown()
+        with ExitStack() as stack:  # each also after an error of another
+            if self._own:
+                stack.callback(self.ray.shutdown)
+            for group in self._groups:
+                stack.callback(remove_placement_group, group)
 
 
 def make_hosts(cluster: Cluster, *, root: str, run: str) -> list[Host]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -239,9 +240,9 @@ class HostAgent:
             self.error_text = str(error)
             return False
         self._connection = connection
-        if self._closing:
-            connection.hang_up()
         try:
+            if self._closing:
+                connection.hang_up()
             for line in connection.reports():
                 report = read_report(line)
                 if isinstance(report, AgentHello):
@@ -355,11 +356,16 @@ class RemoteLauncher:
 
 def close_all(agents: Sequence[HostAgent]) -> None:
     """Close all connections and wait for them together."""
-    for agent in agents:
-        agent.hang_up()
     deadline = time.monotonic() + 2 * CLOSE_S
-    for agent in agents:
+
+    def join(agent: HostAgent) -> None:
         agent.join(max(0.0, deadline - time.monotonic()))
+
+    with ExitStack() as stack:  # each also after an error of another
+        for agent in agents:
+            stack.callback(join, agent)
+        for agent in agents:
+            stack.callback(agent.hang_up)
 
 
 def node_of(agent: HostAgent) -> Node:
