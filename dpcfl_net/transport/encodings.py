@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def from_int8(levels: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 def kept(size: int, fraction: float) -> int:
     """Return the number of coordinates that top-k keeps of `size`; at least one if there are any."""
-    return min(size, max(1, math.ceil(fraction * size)))
+    return min(size, max(1, math.ceil(Fraction(str(fraction)) * size)))  # in binary, 0.1 * 30 is slightly above 3
 
 
 def to_top_k(update: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
