@@ -145,7 +145,9 @@ def test_every_form_survives_the_codec_of_named_arrays():
     assert all(found[name].dtype == array.dtype and np.array_equal(found[name], array) for name, array in sent.items())
 
 
-@pytest.mark.parametrize(("fraction", "size", "count"), [(0.1, 30, 3), (0.07, 100, 7), (0.29, 100, 29), (0.1, 31, 4), (1e-9, 5, 1)])
+@pytest.mark.parametrize(
+    ("fraction", "size", "count"), [(0.1, 30, 3), (0.07, 100, 7), (0.29, 100, 29), (0.1, 31, 4), (1e-9, 5, 1)]
+)
 def test_top_k_counts_the_fraction_as_it_is_written(fraction, size, count):
     """In binary, 0.1 * 30 is slightly above 3, and 0.07 * 100 above 7."""
     assert encodings.kept(size, fraction) == count
