@@ -26,6 +26,7 @@ from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.launch.preparation import StepRecorder
 from dpcfl_net.launch.resumed_ledgers import check_ledgers
 from dpcfl_net.launch.run_recorder import RunRecorder
+from dpcfl_net.privacy.ledger.ledger import erase_kept_keys
 from dpcfl_net.results import models, summary
 
 if TYPE_CHECKING:
@@ -225,6 +226,9 @@ class _Attempt:
             return {}, None
         try:
             document = self.recorder.write(state, last=True, error="" if failure is None else str(failure))
+            if state == "finished":  # nothing is asked again, and whoever has a key subtracts the noise of its release
+                for ledger in sorted(RunFolder(self.folder).ledgers.glob("*")):
+                    erase_kept_keys(ledger, durable=self.config.runtime.durable)
             personal = self.config.output.personal_models
             models.export_models(self.folder, self.recorder.job, self.config.data.root, personal=personal)
         except OSError as error:

@@ -86,6 +86,16 @@ def read_journal(path: Path) -> Image | None:
     return _parse(content, str(path))
 
 
+def may_hold_keys(path: Path) -> bool:
+    """Look, without a check of its content, whether a journal may hold keys; False if there is none."""
+    if not path.exists():
+        return False
+    content = read_bytes(path)
+    size = (len(content) - PAGE) // SLOTS
+    places = range(PAGE + KEY_AT, len(content), max(size, PAGE))
+    return any(any(content[place : place + KEY_BYTES]) for place in places)
+
+
 def without_newest(image: Image) -> Image:
     """Return the image of a journal whose newest slot was cut in a crash."""
     newest = image.newest

@@ -21,7 +21,7 @@ A task costs two flushes, one before data is touched and one before the answer l
 
 A large result that can be computed again is not stored (`store` with `repeatable`): step 4 marks the slot with the hash of the
 result and flushes that instead, and the key stays until the result is two rounds old, as long as a stored result would, or until
-`erase_answered` at the end of the run. An equal request is computed again from key, request and the state before it. If the bits differ from the hash, nothing is sent: one draw
+`erase_answered` or `erase_kept_keys` at the end of the run. An equal request is computed again from key, request and the state before it. If the bits differ from the hash, nothing is sent: one draw
 never leaves with two roundings. A crash before the mark is whole means that no answer was sent: as in step 3.
 
 Edits and rollbacks: the journal counts the lines, holds the last of them, and notes up to which line ledger.jsonl was flushed, at the
@@ -34,7 +34,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import LINES, RELEASES, Chain, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest
-from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal
+from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal, may_hold_keys, read_journal
 from dpcfl_net.privacy.ledger.release_store import ReleaseStore, Stored, recent_rounds, seal_state
 
 
@@ -439,6 +439,28 @@ def read_state(folder: Path, job: str) -> bytes | None:
     slots = {} if chain.image is None else chain.image.slots
     pending = [number for number, slot in slots.items() if slot.key is not None and not slot.answered]
     return ReleaseStore(Path(folder) / RELEASES, Disk(False), chain.entries, pending).state(job)
+
+
+def erase_kept_keys(folder: Path, *, durable: bool = True) -> None:
+    """Erase the keys of answered requests in the ledger of a run that has ended; see `Ledger.erase_answered`.
+
+    Args:
+        folder: Folder of a ledger that no process holds.
+        durable: False skips the flush.
+
+    Raises:
+        LedgerError: "ledger-locked" or "ledger-broken".
+    """
+    path = folder / JOURNAL
+    if not may_hold_keys(path):
+        return
+    with ExitStack() as stack:
+        stack.callback(os.close, _lock(folder))
+        image = read_journal(path)
+        if image is not None:
+            journal = stack.enter_context(closing(Journal(path, Disk(durable), image)))
+            for sequence in journal.with_key(answered=True):
+                journal.erase(sequence)
 
 
 def _lock(folder: Path) -> int:
