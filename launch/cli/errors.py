@@ -9,6 +9,7 @@ from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import EXHAUSTED, reason
+from dpcfl_net.launch.cli.output_room import drop_output
 
 LONGEST_LINE = 2_000  # characters of one message
 
@@ -18,7 +19,7 @@ def is_unread() -> bool:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return True
     return False
 

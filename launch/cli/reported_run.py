@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import chaos
 from dpcfl_net.launch.cli.errors import print_error
+from dpcfl_net.launch.cli.output_room import STOPPED_S, drop_output, has_room, say_last
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.running import DEFAULTS, RunOptions, failed_access, run_in
 from dpcfl_net.results import models
@@ -45,7 +47,7 @@ def run_and_report(folder: Path, config: Config, options: RunOptions = DEFAULTS)
     document, failure = _follow(folder, config, options, screen)
     resume = resume_command(folder, remote=options.placement is not None)
     if not document:
-        print(
+        say_last(
             f"stopped before the first round; resume with: {resume}"
             if folder.exists()
             else "stopped before the run began; the new run folder was removed"
@@ -56,15 +58,23 @@ def run_and_report(folder: Path, config: Config, options: RunOptions = DEFAULTS)
     code = 130 if cancelled else _write_report(folder, options.interrupts)
     if failure is not None:
         kept = "completed rounds are in" if document.get("rounds_done") else "no round was completed in"
-        print(f"{kept} {folder}; resume with: {resume}")
+        say_last(f"{kept} {folder}; resume with: {resume}")
         raise failure
     if document["state"] == "interrupted":
-        print(f"stopped after round {document['rounds_done']} of {config.rounds}; resume with: {resume}")
+        say_last(f"stopped after round {document['rounds_done']} of {config.rounds}; resume with: {resume}")
         return 130, document
-    screen.finish(document)
-    if options.chaos is not None:
-        print(f"faults:     {chaos.summary(folder)} ({RunFolder(folder).spans.name})")
-    _print_files(folder, has_report=code == 0)
+    try:
+        with options.interrupts.raising():  # the reader of the output may not read
+            if options.interrupts.count and not has_room(sys.stdout, STOPPED_S):
+                raise KeyboardInterrupt
+            screen.finish(document)
+            if options.chaos is not None:
+                print(f"faults:     {chaos.summary(folder)} ({RunFolder(folder).spans.name})")
+            _print_files(folder, has_report=code == 0)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        drop_output()
+        return 130, document
     return code, document
 
 

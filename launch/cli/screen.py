@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dpcfl_net.launch.cli.output_room import STOPPED_S, has_room
 from dpcfl_net.launch.cli.phases import AWAY, GONE, SENDING, TRAINING, WAITING
 from dpcfl_net.launch.cli.progress import ALL_CLIENTS, DEAD, ENDED, ProgressTail, ProgressView, tail_progress
 from dpcfl_net.launch.cli.steps import StepsLive, draw_steps, printable
@@ -46,12 +47,13 @@ def open_screen(console: Console | None = None) -> Screen | PlainLines:
 
 
 class PlainLines:
-    """Prints one line per finished round and per warning, for logs and pipes."""
+    """Prints one line per finished round and per warning, for logs and pipes. Lines that a full pipe does not take wait for it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self._lines = self._warnings = 0
         self._steps = Steps()
+        self._waiting: deque[str] = deque()
 
     def prepare(self, step: str) -> None:
         """Print a step of the preparation."""
@@ -68,11 +70,18 @@ class PlainLines:
         self._lines, self._warnings = len(view.lines), len(view.warnings)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Print the result and the privacy statement of run.json."""
+        """Print the lines that wait, the result and the privacy statement of run.json."""
+        self.print_all()
         print_summary(summary, console=self.console)
+
+    def print_all(self) -> None:
+        """Print the lines that wait, however long the reader takes."""
+        while self._waiting:
+            self._print_next()
 
     def close(self) -> None:
         """See `running.ProgressDisplay`."""
+        self._print_some(STOPPED_S)
 
     def _end_preparation(self) -> None:
         self._steps.end()
@@ -87,8 +96,16 @@ class PlainLines:
         self.close()
 
     def _print(self, line: str) -> None:
+        self._waiting.append(line)
+        self._print_some(0)
+
+    def _print_some(self, patience_s: float) -> None:
+        while self._waiting and has_room(self.console.file, patience_s):
+            self._print_next()
+
+    def _print_next(self) -> None:
         # Lines of a log are not wrapped: there is no terminal width.
-        self.console.print(Text(printable(line)), soft_wrap=True)
+        self.console.print(Text(printable(self._waiting.popleft())), soft_wrap=True)
 
 
 class Screen:

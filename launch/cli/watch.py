@@ -103,7 +103,9 @@ def watch(
     elif console.is_terminal:
         _picture(tail, found, console)
     else:
-        PlainLines(console).update(found.view)
+        lines = PlainLines(console)
+        lines.update(found.view)
+        lines.print_all()
     feed.end()
     return _report_end(folder, found, console)
 
@@ -180,6 +182,8 @@ def _follow(
             sleep(POLL_S)
             found = look(tail)
         screen.update(found.view)
+        if isinstance(screen, PlainLines):
+            screen.print_all()
     return found
 
 
