@@ -172,6 +172,23 @@ def channels_last(h: torch.Tensor) -> torch.Tensor:
     return h.to(memory_format=torch.channels_last) if h.dim() == 4 else h
 
 
+def pooled_first(network: nn.Sequential) -> nn.Sequential:
+    """Move each rectifier behind the max pooling that follows it, as `fast_layers`: it then reads a quarter of the numbers.
+
+    Args:
+        network: A network that `fast_layers` accepts.
+
+    Returns:
+        A network of the same layers. Its outputs and gradients have the same bits: the maximum of a window is at the same place,
+        or is not positive and has no gradient.
+    """
+    layers = list(network)
+    for i in range(len(layers) - 1):
+        if isinstance(layers[i], nn.ReLU) and isinstance(layers[i + 1], nn.MaxPool2d):
+            layers[i], layers[i + 1] = layers[i + 1], layers[i]
+    return nn.Sequential(*layers)
+
+
 @torch.no_grad()
 def side_by_side(layers: list[Layer], thetas: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Compute the outputs of M networks with the same layers for the same inputs, in one grouped convolution per layer.

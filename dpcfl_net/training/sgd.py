@@ -11,7 +11,7 @@ from torch import nn
 
 from dpcfl_net.training import devices
 from dpcfl_net.training.gradient_engines import processor
-from dpcfl_net.training.layers import channels_last, fast_layers, side_by_side
+from dpcfl_net.training.layers import channels_last, fast_layers, pooled_first, side_by_side
 from dpcfl_net.training.losses import each_loss
 
 KEPT = 4096  # largest client whose records are converted to floats once, not batch by batch
@@ -37,8 +37,8 @@ class PlainSGD:
     ) -> None:  # fmt: skip
         self._epochs, self._batch_size, self._lr = epochs, batch_size, lr
         self._momentum, self._weight_decay, self._task = momentum, weight_decay, task
-        self._module = module.train()
         self._layers = fast_layers(module, input_shape)
+        self._module = (pooled_first(module) if self._layers and isinstance(module, nn.Sequential) else module).train()
         self._theta, self._gradient = _flattened(self._module)
 
     def to(self, device: torch.device) -> None:

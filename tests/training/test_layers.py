@@ -11,7 +11,7 @@ from torch import nn
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.layers import fast_layers
+from dpcfl_net.training.layers import fast_layers, pooled_first
 from dpcfl_net.training.models import flatten
 
 
@@ -112,3 +112,22 @@ def test_a_padding_wider_than_the_window_changes_no_gradient(layer: nn.Module) -
     how = {"clip": 1e9, "learning_rate": 0.1, "batch_size": 4}
     fast, vmap = (Trainer(module, **how, path=path).clipped_sum(theta, data, np.arange(4)) for path in ("fast", "vmap"))
     np.testing.assert_allclose(fast, vmap, rtol=0, atol=1e-12 * np.abs(vmap).max())
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1)])
+def test_rectifying_after_pooling_changes_no_bit(pool: nn.MaxPool2d) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), pool, nn.Conv2d(4, 4, 3), nn.ReLU(), pool, nn.Flatten())
+    module.append(nn.Linear(module(torch.zeros(1, 1, 12, 12)).shape[1], 3))
+    x = torch.randn(
+        9, 1, 12, 12, generator=torch.Generator().manual_seed(0)
+    ).round()  # windows with equal and with no positive numbers
+    x[7], x[8, 0, 5, 5] = 0.0, torch.nan
+    found = []
+    for network in (module, pooled_first(module)):
+        network.zero_grad()
+        logits = network(x)
+        logits[:8].square().sum().backward()
+        found.append([logits.detach(), *(parameter.grad for parameter in network.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+    assert [type(layer) for layer in pooled_first(module)][1:3] == [nn.MaxPool2d, nn.ReLU]
