@@ -156,6 +156,6 @@ def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarra
             if history.eta is None:
                 scores[: len(models)] = -engine.sgd.mean_losses(models, data)
             else:
-                scores[: len(models)] = [engine.evaluator.count_correct(model, data) for model in models]
+                scores[: len(models)] = engine.evaluator.count_correct(models, data)
         by_client.append(np.stack([by_model[hashed] for hashed in history.models]))
     return by_client

@@ -84,7 +84,7 @@ class Client:
             Index of the model, 0 to M - 1.
         """
         spec = self._use(slot, SelectionSlot)
-        counts = [self._engine.evaluator.count_correct(model, self._data) for model in models]
+        counts = self._engine.evaluator.count_correct(models, self._data)
         choice = exponential_mechanism(counts, spec.eta, stream(slot_key(self._charge.key, slot), "selection"))
         self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
         return choice

@@ -27,7 +27,7 @@ from dpcfl_net.training.dpsgd_steps import Sums, stepper, tensor
 from dpcfl_net.training.engine import Engine, Forward
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import choose, processor
-from dpcfl_net.training.layers import fast_layers
+from dpcfl_net.training.layers import Layer, fast_layers, side_by_side
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.physical_batches import SameBits, padded, sizes, slots_for
 from dpcfl_net.training.plain_path import PlainPath
@@ -35,6 +35,8 @@ from dpcfl_net.training.precision import in_precision
 from dpcfl_net.training.sgd import pieces
 
 EVALUATION_SLOTS = 128
+# Of a count: so many models run side by side, in the memory that one takes for an evaluation.
+MODELS_TOGETHER, COUNT_SLOTS = 4, 32
 
 
 class Records(Protocol):
@@ -212,18 +214,34 @@ class Evaluator:
 
     def __init__(self, module: nn.Module, task: str = "classification", input_shape: tuple[int, ...] | None = None) -> None:
         processor()
-        layers = fast_layers(module, input_shape)
-        self._engine: Forward = PlainPath(module) if layers is None else FastPath(layers)
-        self.path, self._task = "plain" if layers is None else "fast", task
+        self._layers = fast_layers(module, input_shape)
+        self._engine: Forward = PlainPath(module) if self._layers is None else FastPath(self._layers)
+        self.path, self._task = "plain" if self._layers is None else "fast", task
 
-    def count_correct(self, theta: np.ndarray, data: Records) -> int:
+    def count_correct(self, models: np.ndarray, data: Records) -> list[int]:
         """Count the records whose label has the largest logit; ties go to the smallest index, non-finite logits are wrong.
 
         Args:
-            theta: Model, (p,).
+            models: Models, (M, p).
             data: The records.
+
+        Returns:
+            The number of correct records of each model.
         """
-        return int(self.each(theta, data)[1].sum())
+        if self._layers is None:
+            return [int(self.each(model, data)[1].sum()) for model in models]
+        return [count for few in pieces(models, MODELS_TOGETHER) for count in self._counts(self._layers, few, data)]
+
+    @torch.no_grad()
+    def _counts(self, layers: list[Layer], models: np.ndarray, data: Records) -> list[int]:
+        processor()
+        thetas, counts = tensor(models), [0] * len(models)
+        for piece in pieces(np.arange(len(data)), COUNT_SLOTS):
+            x, y = data.batch(piece, COUNT_SLOTS)
+            outputs = side_by_side(layers, thetas, x.to(thetas)).double().cpu()
+            for m, own in enumerate(outputs):
+                counts[m] += int(self._right(own, y)[: len(piece)].sum())
+        return counts
 
     def accuracy_and_loss(self, theta: np.ndarray, data: Records, base_model: np.ndarray | None = None) -> tuple[float, float]:
         """Compute accuracy and mean loss.
@@ -264,11 +282,15 @@ class Evaluator:
             outputs = sum(self._engine.logits(weights, x.to(weights.device)).double() for weights in models)
             assert isinstance(outputs, torch.Tensor)
             outputs = outputs.cpu()
-            finite = _finite(outputs).numpy()
             loss = each_loss(self._task, outputs, y).numpy()
-            losses.append(np.where(finite, loss, np.inf)[: len(piece)])
-            right.append((finite & each_right(self._task, outputs, y).numpy())[: len(piece)])
+            losses.append(np.where(_finite(outputs).numpy(), loss, np.inf)[: len(piece)])
+            right.append(self._right(outputs, y)[: len(piece)])
         return np.concatenate(losses), np.concatenate(right)
+
+    def _right(self, outputs: torch.Tensor, y: torch.Tensor) -> np.ndarray:
+        """True for each correct record, (n,) bool."""
+        right: np.ndarray = (_finite(outputs) & each_right(self._task, outputs, y)).numpy()
+        return right
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:

@@ -391,7 +391,7 @@ def test_an_lstm_is_evaluated_alike_one_by_one_and_in_a_padded_batch(tmp_path):
     assert evaluator.path == "plain"
     np.testing.assert_allclose(losses, torch.nn.functional.cross_entropy(alone.double(), y, reduction="none"), rtol=1e-5)
     assert right.tolist() == (alone.argmax(1) == y).tolist()
-    assert evaluator.count_correct(theta, data) == right.sum()
+    assert evaluator.count_correct(theta[None], data) == [right.sum()]
 
 
 def test_dp_sgd_refuses_an_lstm_and_regression_by_name():

@@ -203,11 +203,22 @@ def test_evaluation_equals_the_plain_model_and_uses_one_shape(n: int) -> None:
     logits = reference(module, theta, data)
     evaluator = Evaluator(module)
     correct = int((logits.argmax(1) == data.y).sum())
-    assert evaluator.count_correct(theta, data) == correct
     accuracy, loss = evaluator.accuracy_and_loss(theta, data)
     assert accuracy == pytest.approx(correct / n)
     assert loss == pytest.approx(float(F.cross_entropy(logits, data.y)), rel=1e-5)
     assert set(data.sizes) == {dpsgd.EVALUATION_SLOTS}
+
+
+@pytest.mark.parametrize(("name", "shape"), [("digits-cnn", (1, 8, 8)), ("linear", (1, 8, 8)), ("char-lstm", (5,))])
+def test_counts_of_several_models_are_those_of_each_and_use_one_shape(name: str, shape: tuple[int, ...]) -> None:
+    data, evaluator = Images(70, shape), Evaluator(models.build(name, shape, 10), input_shape=shape)
+    data.x = data.x.abs() if name == "char-lstm" else data.x
+    thetas = np.stack([models.initial(name, shape, 10, seed) for seed in range(5)])
+    each = [int(evaluator.each(theta, data)[1].sum()) for theta in thetas]
+    data.sizes.clear()
+    assert evaluator.count_correct(thetas, data) == each
+    # Four models together, then the fifth.
+    assert evaluator.path == "plain" or data.sizes == 2 * 3 * [dpsgd.COUNT_SLOTS]
 
 
 def test_ties_go_to_the_smallest_index_and_non_finite_logits_are_wrong() -> None:
@@ -215,15 +226,15 @@ def test_ties_go_to_the_smallest_index_and_non_finite_logits_are_wrong() -> None
     data = Images(20)
     data.y[:] = torch.arange(20) % 2
     flat = np.zeros(650, dtype=np.float32)
-    assert Evaluator(module).count_correct(flat, data) == 10
+    assert Evaluator(module).count_correct(flat[None], data) == [10]
     data.x[0] = torch.nan
-    assert Evaluator(module).count_correct(flat, data) == 9
+    assert Evaluator(module).count_correct(flat[None], data) == [9]
     assert Evaluator(module).accuracy_and_loss(flat, data) == (9 / 20, math.inf)
 
 
 def test_evaluating_nothing_is_an_error_for_rates_and_zero_for_counts() -> None:
     module, data = models.build("linear", (1, 8, 8), 10), Images(0)
-    assert Evaluator(module).count_correct(np.zeros(650, dtype=np.float32), data) == 0
+    assert Evaluator(module).count_correct(np.zeros((2, 650), dtype=np.float32), data) == [0, 0]
     with pytest.raises(ValueError, match="no records"):
         Evaluator(module).accuracy_and_loss(np.zeros(650, dtype=np.float32), data)
 
