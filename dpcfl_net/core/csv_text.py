@@ -29,6 +29,11 @@ def csv_text(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
+def unquoted(cell: str) -> str:
+    """Return the text that `csv_text` wrote as this cell."""
+    return cell.removeprefix("'")
+
+
 def _cell(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.canonical import canonical_json
+from dpcfl_net.core.csv_text import unquoted
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.reproduce.base import CLAIMS, ROWS, Context, Grid, OutOfTime, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.matrix import read_claims
@@ -150,7 +151,7 @@ def _value(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
-    return text
+    return unquoted(text)
 
 
 def _by_run(figure: Reproduction, rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:

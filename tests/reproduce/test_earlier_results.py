@@ -10,7 +10,7 @@ from conftest import ROOT, dpcfl
 from test_reproduce_runs import BEST, MadeUp
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.reproduce.base import OutOfTime, find, folder_name, registry, write
+from dpcfl_net.reproduce.base import OutOfTime, ReproductionResult, find, folder_name, registry, write
 from dpcfl_net.reproduce.planned import SETTINGS, Earlier, read_earlier, read_rows
 
 NOTHING = Earlier()
@@ -119,6 +119,14 @@ def test_values_are_read_as_they_were_written(tmp_path):
     assert first == {"a": 1, "b": 1.0, "c": True, "d": None, "e": "B=4", "f": 1e-05, "settings": "415852964182"}
     assert [type(value) for value in first.values()] == [int, float, bool, type(None), str, float, str]
     assert str(second) == "{'a': -3, 'b': nan, 'c': False, 'd': 'x y', 'e': '07a', 'f': inf, 'settings': None}"
+
+
+def test_texts_that_are_quoted_for_spreadsheets_are_read_as_they_were(tmp_path):
+    context = MadeUp(BEST, folder=tmp_path)
+    rows = [{"variant": text, "seed": -1, "accuracy": -0.5} for text in ("=1+1", "'quoted'", "-x", "plain")]
+    write(find("r-dpcfl/variants"), ReproductionResult(rows, []), context)
+    assert "'=1+1" in (tmp_path / "data.csv").read_text()
+    assert read_rows(tmp_path / "data.csv") == rows
 
 
 def test_the_command_judges_published_lines_again_without_a_run(tmp_path):
