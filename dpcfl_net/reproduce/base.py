@@ -22,10 +22,10 @@ from dpcfl_net.results.statistics import LEVEL
 
 if TYPE_CHECKING:
     from dpcfl_net.report.figures import Figure
-    from dpcfl_net.reproduce.planned import Earlier
     from dpcfl_net.results.result import Result
     from dpcfl_net.results.tables import Table
 
+Row = dict[str, Any]  # a line of data.csv
 Scale = Literal["laptop", "paper"]
 Grid = tuple[Path, Mapping[str, Sequence[Any]]]  # configuration file; dotted key to its values
 SCALES: tuple[Scale, ...] = ("laptop", "paper")
@@ -40,6 +40,19 @@ HOW_JUDGED = (
 
 class OutOfTime(Exception):
     """The time budget is spent, and a figure that needs all its runs has some missing."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier result of a figure.
+
+    Attributes:
+        rows: Lines of its data.csv.
+        looks: How often its claims were judged, each time with more seeds than before; 0: there is no earlier result.
+    """
+
+    rows: Sequence[Row] = ()
+    looks: int = 0
 
 
 @dataclass

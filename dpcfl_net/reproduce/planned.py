@@ -14,26 +14,12 @@ from dpcfl_net.core import yaml_file
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.csv_text import unquoted
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.reproduce.base import CLAIMS, ROWS, Context, Grid, OutOfTime, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import CLAIMS, ROWS, Context, Earlier, Grid, OutOfTime, Reproduction, ReproductionResult, Row
 from dpcfl_net.reproduce.matrix import read_claims
 from dpcfl_net.results.result import Result
 
 SETTINGS = "settings"  # column of data.csv with the settings of the line's run
-Row = dict[str, Any]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """An earlier result of a figure.
-
-    Attributes:
-        rows: Lines of its data.csv.
-        looks: How often its claims were judged, each time with more seeds than before; 0: there is no earlier result.
-    """
-
-    rows: Sequence[Row] = ()
-    looks: int = 0
 
 
 @dataclass(frozen=True)

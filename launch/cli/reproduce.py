@@ -17,6 +17,7 @@ from dpcfl_net.reproduce.base import (
     CLAIMS,
     FINISHED,
     SCALES,
+    Earlier,
     Grid,
     OutOfTime,
     Reproduction,
@@ -27,7 +28,7 @@ from dpcfl_net.reproduce.base import (
     write,
 )
 from dpcfl_net.reproduce.matrix import read_claims
-from dpcfl_net.reproduce.planned import Earlier, read_earlier
+from dpcfl_net.reproduce.planned import read_earlier
 
 if TYPE_CHECKING:
     from dpcfl_net.experiment.config_schema import Config

@@ -12,7 +12,7 @@ from dpcfl_net.core.locks import try_lock
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.training.compute_semaphore import host_folder
 
-PREFIX, LOCK = "run-", ".lock"
+PREFIX, LOCK = "run-", ".owner"
 
 
 class SlotFolder:

@@ -43,16 +43,16 @@ def launcher() -> tuple[subprocess.Popen, str]:
 def test_a_new_launcher_removes_the_slots_of_a_killed_one_and_of_no_other():
     (killed, gone), (alive, kept) = launcher(), launcher()
     try:
-        assert left() == {gone, f"{gone}.lock", kept, f"{kept}.lock"}
+        assert left() == {gone, f"{gone}.owner", kept, f"{kept}.owner"}
         killed.kill()
         killed.wait()
         slots = SlotFolder(2)
         ComputeSemaphore(*slots.spec)
         own = slots.spec[0].name
-        assert left() == {kept, f"{kept}.lock", own, f"{own}.lock"}
+        assert left() == {kept, f"{kept}.owner", own, f"{own}.owner"}
         slots.close()
         slots.close()
-        assert left() == {kept, f"{kept}.lock"}
+        assert left() == {kept, f"{kept}.owner"}
     finally:
         for process in (killed, alive):
             process.kill()

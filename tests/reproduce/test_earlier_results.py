@@ -10,8 +10,8 @@ from conftest import ROOT, dpcfl
 from test_reproduce_runs import BEST, MadeUp
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.reproduce.base import OutOfTime, ReproductionResult, find, folder_name, registry, write
-from dpcfl_net.reproduce.planned import SETTINGS, Earlier, read_earlier, read_rows
+from dpcfl_net.reproduce.base import Earlier, OutOfTime, ReproductionResult, find, folder_name, registry, write
+from dpcfl_net.reproduce.planned import SETTINGS, read_earlier, read_rows
 
 NOTHING = Earlier()
 MEASURED = ROOT / "docs" / "measured"

@@ -15,8 +15,7 @@ from conftest import ROOT, dpcfl
 from dpcfl_net.core import runlog
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
-from dpcfl_net.reproduce.base import find
-from dpcfl_net.reproduce.planned import Earlier
+from dpcfl_net.reproduce.base import Earlier, find
 from dpcfl_net.reproduce.rr_accuracy import ALL, FEDPER, FESEM, GUARANTEES, IFCA, MIN_SIZE, found_in
 from dpcfl_net.reproduce.rr_moves import moves_of, simulated
 from dpcfl_net.results.result import Result

@@ -10,9 +10,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from dpcfl_net.reproduce.base import find, packaged
+from dpcfl_net.reproduce.base import Earlier, find, packaged
 from dpcfl_net.reproduce.claims import Exact
-from dpcfl_net.reproduce.planned import Earlier
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, SYSTEMS, ordering
 from dpcfl_net.results.result import Result
 
