@@ -39,7 +39,7 @@ from dpcfl_net.privacy.client_selection import paper_events, selection_epsilon, 
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.loss_weighting import draw, near_mass, printed_bounds, probabilities, sharp_bounds, top_mass
 from dpcfl_net.privacy.slots import GaussianSlot, UnprotectedSlot
-from dpcfl_net.reproduce.base import find, packaged
+from dpcfl_net.reproduce.base import Earlier, find, packaged
 from dpcfl_net.reproduce.claims import Exact
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.verify import verify_run
@@ -584,6 +584,12 @@ class MadeUp:
 
     def seeds(self, usual):
         return usual if self.asked_seeds is None else range(self.asked_seeds)
+
+    def earlier(self):
+        return Earlier()
+
+    def finished(self, grids):
+        return [self.results(*grid) for grid in grids]
 
     def results(self, path, axes):
         assert (ROOT / path).exists()

@@ -21,6 +21,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.federation import client as client_module
 from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.gate import Charge
 from dpcfl_net.federation.release_check import check_release
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
@@ -115,7 +116,7 @@ def test_the_mechanism_clips_each_record_and_adds_the_noise_of_the_slot(job, mon
     """
     made, _ = job
     slot, z = GaussianSlot("moments", 4.0), 1.5
-    charge = SimpleNamespace(slots={"moments": slot}, key=b"sixteen bytes ok", z=z, adjacency="zero-out")
+    charge = Charge(b"sixteen bytes ok", {"moments": slot}, z, "zero-out")
     data = open_client(*client_slice(made, 0, None))
     me = client_module.Client(made.protocol, {}, None, data, lambda: None, charge)
     seen, sizes = [], []
