@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from dpcfl_net.core.locks import try_lock
+from dpcfl_net.core.locks import try_own
 from dpcfl_net.core.run_folder import RunFolder
 
 _HIDDEN = re.compile(r"\..+\.[0-9a-f]{16}\.draft")
@@ -33,7 +33,7 @@ def remove_left_drafts(store: Path) -> None:
         return
     for folder in list(store.iterdir()):
         with suppress(OSError):  # it has been renamed or removed meanwhile, or may not be removed
-            if _is_draft(folder) and (handle := try_lock(RunFolder(folder).lock)) is not None:
+            if _is_draft(folder) and (handle := try_own(RunFolder(folder).lock)) is not None:
                 try:
                     if _is_draft(folder):  # its process may have completed it and ended since
                         shutil.rmtree(folder, ignore_errors=True)

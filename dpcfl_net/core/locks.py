@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dpcfl_net.core.errors import RunInUse
@@ -62,6 +62,22 @@ def try_lock(path: Path) -> int | None:
         if not held:
             os.close(handle)
     return handle if held else None
+
+
+def try_own(path: Path) -> int | None:
+    """Take the lock of a file that whoever holds it may remove, as `try_lock`.
+
+    Returns:
+        The descriptor; None also if another process removed or replaced the file before its lock was taken.
+    """
+    handle = try_lock(path)
+    if handle is None:
+        return None
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+    os.close(handle)
+    return None
 
 
 @contextmanager

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dpcfl_net.core.errors import DpcflError, RunInUse
-from dpcfl_net.core.locks import locked
+from dpcfl_net.core.locks import try_own
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import new_run, running
@@ -89,14 +90,19 @@ def _prepare(folder: Path, config: Config, on_step: Callable[[str], None]) -> No
 @contextmanager
 def _draft(folder: Path) -> Iterator[Path]:
     """Create a folder beside `folder`, locked while it is a draft; it is removed at the end if it still has its name."""
+    draft, handle = _locked_draft(folder)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        os.close(handle)
+
+
+def _locked_draft(folder: Path) -> tuple[Path, int]:
+    """Create a draft and take its lock; until then another command may take it for a left one and remove it."""
     while True:
         draft = hidden_draft(folder)
         draft.mkdir()
-        with locked(RunFolder(draft).lock):
-            if not RunFolder(draft).lock.exists():  # another process took it for a left one before it was locked
-                continue
-            try:
-                yield draft
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
-            return
+        with suppress(FileNotFoundError):
+            if (handle := try_own(RunFolder(draft).lock)) is not None:
+                return draft, handle

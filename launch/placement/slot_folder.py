@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
 from pathlib import Path
 
-from dpcfl_net.core.locks import try_lock
+from dpcfl_net.core.locks import try_own
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.training.compute_semaphore import host_folder
 
@@ -30,7 +29,7 @@ class SlotFolder:
     def __init__(self, count: int) -> None:
         _remove_abandoned(host_folder())
         path = host_folder() / f"{PREFIX}{secrets.token_hex(8)}"
-        while (handle := _owned(_lock_of(path))) is None:  # another launcher looks at the new file, and removes it
+        while (handle := try_own(_lock_of(path))) is None:  # another launcher looks at the new file, and removes it
             path = host_folder() / f"{PREFIX}{secrets.token_hex(8)}"
         self._lock: int | None = handle
         self.spec = (path, count)
@@ -55,7 +54,7 @@ class SlotFolder:
 def _remove_abandoned(host: Path) -> None:
     """Remove folders of launchers that were killed. Their workers, if any are left, keep the files that they have opened."""
     for name in sorted({found.name.removesuffix(LOCK) for found in host.glob(f"{PREFIX}*")}):
-        if (handle := _owned(_lock_of(host / name))) is not None:
+        if (handle := try_own(_lock_of(host / name))) is not None:
             _remove(host / name)
             os.close(handle)
 
@@ -68,15 +67,3 @@ def _remove(path: Path) -> None:
 
 def _lock_of(path: Path) -> Path:
     return path.with_name(path.name + LOCK)
-
-
-def _owned(lock: Path) -> int | None:
-    """Take the lock unless another process holds it, or removed it before it could be taken."""
-    handle = try_lock(lock)
-    if handle is None:
-        return None
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(handle), lock.stat()):
-            return handle
-    os.close(handle)
-    return None

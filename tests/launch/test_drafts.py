@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ import yaml
 from api_runs import TINY
 from conftest import ROOT
 
-from dpcfl_net.core.locks import locked
+from dpcfl_net.core.locks import is_running, locked
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config
+from dpcfl_net.launch.cells.run_cell import _draft
+from dpcfl_net.launch.drafts import remove_left_drafts
 from dpcfl_net.launch.new_run import new_folder
 
 KILLED = """
@@ -76,3 +79,28 @@ def test_folders_that_are_complete_or_may_belong_to_a_living_process_stay(path, 
 def test_a_run_that_began_is_not_marked_as_incomplete(in_process):
     assert RunFolder(in_process.path).lock.exists()
     assert not RunFolder(in_process.path).preparing.exists()
+
+
+def test_a_draft_that_another_command_takes_for_a_left_one_is_made_again(tmp_path):
+    """A command may remove a draft after its folder is made and before its lock is taken."""
+    ended = threading.Event()
+
+    def remove():
+        while not ended.is_set():
+            remove_left_drafts(tmp_path)
+
+    removers = [threading.Thread(target=remove) for _ in range(2)]
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    for remover in removers:
+        remover.start()
+    try:
+        for _ in range(500):
+            with _draft(tmp_path / "run") as draft:
+                assert is_running(draft)
+    finally:
+        ended.set()
+        for remover in removers:
+            remover.join()
+        sys.setswitchinterval(usual)
+    assert not [*tmp_path.iterdir()]
