@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from dpcfl_net.federation.capabilities import Capabilities as Capabilities
     from dpcfl_net.federation.capabilities import Setting as Setting
     from dpcfl_net.federation.client import Client as Client
-    from dpcfl_net.launch.api import SweepResult as SweepResult
     from dpcfl_net.launch.api import TuneOptions as TuneOptions
-    from dpcfl_net.launch.api import TuneResult as TuneResult
     from dpcfl_net.launch.api import account as account
     from dpcfl_net.launch.api import compare as compare
     from dpcfl_net.launch.api import load as load
@@ -43,6 +41,8 @@ if TYPE_CHECKING:
     from dpcfl_net.launch.api import run as run
     from dpcfl_net.launch.api import sweep as sweep
     from dpcfl_net.launch.api import tune as tune
+    from dpcfl_net.launch.api_results import SweepResult as SweepResult
+    from dpcfl_net.launch.api_results import TuneResult as TuneResult
     from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian as AllocatedGaussian
     from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection as BoundedRangeSelection
     from dpcfl_net.privacy.events.data_free import DataFree as DataFree
@@ -78,9 +78,8 @@ _NAMES = {
     "federation.base": ("Federation", "Results"),
     "federation.capabilities": ("Capabilities", "Setting"),
     "federation.client": ("Client",),
-    "launch.api": (
-        "SweepResult", "TuneOptions", "TuneResult", "account", "compare", "load", "open_run", "resume", "run", "sweep", "tune",
-    ),
+    "launch.api": ("TuneOptions", "account", "compare", "load", "open_run", "resume", "run", "sweep", "tune"),
+    "launch.api_results": ("SweepResult", "TuneResult"),
     "privacy.events.allocated_gaussian": ("AllocatedGaussian",),
     "privacy.events.bounded_range_selection": ("BoundedRangeSelection",),
     "privacy.events.data_free": ("DataFree",),

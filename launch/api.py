@@ -6,9 +6,8 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import reason, shown
@@ -16,6 +15,7 @@ from dpcfl_net.core.types import Adjacency
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import caller, new_run, running, saved_run, sweep_axes, sweeps
+from dpcfl_net.launch.api_results import SweepResult, TuneResult
 from dpcfl_net.launch.calling_process import IN_PROCESS
 from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.feed import Callback
@@ -31,7 +31,6 @@ from dpcfl_net.privacy.accounting.accountant import Accountant
 from dpcfl_net.privacy.accounting.document import account as account_document
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.report.run import Run
-from dpcfl_net.report.sweep import write_sweep
 from dpcfl_net.report.trackers.base import Tracker
 from dpcfl_net.results.comparison import Comparison
 
@@ -171,49 +170,6 @@ def open_run(path: Path | str) -> Run:
     return Run(path)
 
 
-class SweepResult(Sequence[Run]):
-    """Finished runs of a sweep, in the order of its grid (the last axis fastest).
-
-    Attributes:
-        path: Folder of the sweep; `dpcfl compare` and `dpcfl report` accept it.
-        values: Values of each run on the axes, by dotted key.
-    """
-
-    def __init__(self, path: Path, runs: Sequence[Run], values: Sequence[Mapping[str, Any]]) -> None:
-        self.path, self.values = path, [dict(value) for value in values]
-        self._runs = list(runs)
-
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Run]: ...
-
-    def __getitem__(self, index: int | slice) -> Run | list[Run]:
-        return self._runs[index]
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def compare(self, *, force: bool = False, fairness: bool = False, target: float | None = None) -> Comparison:
-        """Compare the runs as `dpcfl.compare` does."""
-        return Comparison.of([self.path], force=force, fairness=fairness, target=target)
-
-    def report(self) -> Path:
-        """Write report.html of the sweep; return its path."""
-        return write_sweep(self.path)
-
-    def __repr__(self) -> str:
-        return f"<SweepResult {self.path}: {len(self)} runs>"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(', '.join(f'{key}={value}' for key, value in values.items()))}</td><td>{escape(repr(one))}</td></tr>"
-            for values, one in zip(self.values, self, strict=True)
-        )
-        return f"<strong>{escape(str(self.path))}</strong><table>{rows}</table>"
-
-
 def sweep(
     config: Source, axes: Mapping[str, Sequence[Any]], out: Path | str = "runs", *, progress: bool = True, jobs: int = 1
 ) -> SweepResult:
@@ -254,23 +210,6 @@ def sweep(
     if failures := grid.failures(outcomes):
         raise sweeps.failed_cells(failures, total)
     return SweepResult(grid.folder, [Run(outcome.folder) for outcome in outcomes], [cell.values for cell in grid.cells])
-
-
-@dataclasses.dataclass(frozen=True)
-class TuneResult:
-    """A finished tuning.
-
-    Attributes:
-        path: Its folder; `dpcfl compare` and `dpcfl report` accept it.
-        chosen: Chosen settings by dotted key, by algorithm.
-        document: Content of tuning.json: all trials with their scores, the choice, and the joint epsilon of all runs of an algorithm.
-        finals: Final runs on test records, with the chosen settings.
-    """
-
-    path: Path
-    chosen: dict[str, dict[str, Any]]
-    document: dict[str, Any]
-    finals: SweepResult
 
 
 def tune(

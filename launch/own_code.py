@@ -30,7 +30,8 @@ def check_code(configs: Iterable[Config]) -> None:
 def record_code(folder: Path, config: Config) -> None:
     """Record the source of own code in a run folder; a resumed run whose code has changed since gets a warning.
 
-    Such a run is not refused, since the change may mend what made it fail. But then its rounds come from two versions of the code.
+    The run is not refused: the change may be the repair that it needs. The warning tells readers of its results that its rounds come
+    from two versions of the code.
 
     Args:
         folder: The run folder, with a complete job.

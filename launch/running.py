@@ -26,7 +26,7 @@ from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.launch.preparation import StepRecorder
 from dpcfl_net.launch.resumed_ledgers import check_ledgers
 from dpcfl_net.launch.run_recorder import RunRecorder
-from dpcfl_net.privacy.ledger.ledger import erase_kept_keys
+from dpcfl_net.privacy.ledger.ledger_folder import erase_kept_keys
 from dpcfl_net.results import models, summary
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class _Attempt:
             return {}, None
         try:
             document = self.recorder.write(state, last=True, error="" if failure is None else str(failure))
-            if state == "finished":  # nothing is asked again, and whoever has a key subtracts the noise of its release
+            if state == "finished":  # no request comes again; with a key one could remove the noise of its release
                 for ledger in sorted(RunFolder(self.folder).ledgers.glob("*")):
                     erase_kept_keys(ledger, durable=self.config.runtime.durable)
             personal = self.config.output.personal_models

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -69,7 +70,7 @@ class Options(FrozenModel):
         return {cls.earlier_names.get(name, name): value for name, value in values.items()}
 
 
-class Algorithm:
+class Algorithm(ABC):
     """One algorithm for one signed protocol. Each subclass is in a separate file and is found by its `name`.
 
     Besides the members below, a subclass defines client steps (`on_client`) and, for a trusted server, central steps
@@ -120,13 +121,13 @@ class Algorithm:
         """
         return []
 
+    @abstractmethod
     def plan(self, client: ClientEntry) -> list[Slot]:
         """List every slot that a client may fill over the whole run, from public facts only.
 
         Args:
             client: The client's roster entry.
         """
-        raise NotImplementedError
 
     def central_plan(self) -> list[Slot]:
         """List every slot that a trusted server may fill over the whole run; empty if no server is trusted.
@@ -160,14 +161,15 @@ class Algorithm:
         """
         return None
 
+    @abstractmethod
     def start(self, fed: Federation) -> State:
         """Build the server's state before round 1.
 
         Args:
             fed: Federation of the clients.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def round(self, state: State, t: int, fed: Federation) -> State:
         """Run a round on the server.
 
@@ -179,7 +181,6 @@ class Algorithm:
         Returns:
             The state after the round.
         """
-        raise NotImplementedError
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -294,7 +295,6 @@ def any_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     return math.inf
 
 
-REQUIRED = ("plan", "start", "round")  # methods that each algorithm defines
 MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))
 INDEX = TensorSpec("i8")
@@ -333,7 +333,7 @@ def find(name: str) -> type[Algorithm]:
     plugin = plugins.load("algorithm.name", name)
     if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)):
         raise ConfigError(f"algorithm.name is {name!r}: must be a class derived from dpcfl_net.algorithms.base.Algorithm")
-    if missing := [method for method in REQUIRED if getattr(plugin, method) is getattr(Algorithm, method)]:
+    if missing := sorted(plugin.__abstractmethods__):
         raise ConfigError(f"algorithm.name is {name!r}: the class must define {', '.join(missing)}")
     return plugin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from math import ceil
 from typing import Any, Literal
@@ -189,9 +190,9 @@ class ClientLevel(Algorithm):
             noise_multiplier=given(self.protocol.roster[0].noise_multiplier), clip=sums.unit,
         )  # fmt: skip
 
+    @abstractmethod
     def new_sums(self) -> ClippedSums:
         """Return empty sums of a round's clipped updates."""
-        raise NotImplementedError
 
     def vector(self, parts: Contribution, counted_in: int | None = None) -> np.ndarray:
         """Return one client's clipped contribution to the sums, (d,) float64.

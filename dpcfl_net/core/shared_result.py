@@ -1,4 +1,4 @@
-"""Results in files that one process makes and others wait for."""
+"""A result in a file that several processes need: one computes it, and the others wait for the file."""
 
 from __future__ import annotations
 

@@ -340,6 +340,8 @@ class Federation:
     def submit(self, work: Participation) -> None:
         """Give a client a task without waiting for its answer; nothing happens if the client has an open one.
 
+        Only federations with asynchronous rounds define it.
+
         Args:
             work: The task.
         """
@@ -388,7 +390,7 @@ class Federation:
         return found
 
     def _next_outcome(self, among: Collection[int] | None) -> Outcome:
-        """Wait for the end of an open task."""
+        """Wait for the end of an open task; only federations with asynchronous rounds define it."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:

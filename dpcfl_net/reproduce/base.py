@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -145,7 +146,7 @@ class Context(Protocol):
         """
 
 
-class Reproduction:
+class Reproduction(ABC):
     """One figure of one paper.
 
     Attributes:
@@ -164,6 +165,7 @@ class Reproduction:
     any_scale: ClassVar[bool] = False
     run_columns: ClassVar[Sequence[str]] = ()
 
+    @abstractmethod
     def compute(self, context: Context) -> ReproductionResult:
         """Compute rows, figures, tables and claims.
 
@@ -173,7 +175,6 @@ class Reproduction:
         Returns:
             The computed result.
         """
-        raise NotImplementedError
 
 
 @cache

@@ -89,22 +89,42 @@ FEDCAM = _pair(
 )  # fmt: skip
 HEADLINE = (FEDAVG, *IFCA)
 ALL = (FEDAVG, FEDPER, *IFCA, *FESEM, *FEDCAM)
-RUN_COLUMNS = ("setting", "guarantee", "system", "epsilon", "seed")  # that name a run of a table
 Rows = Sequence[Mapping[str, Any]]
 Found = dict[tuple[str, str, str, int], dict[Hashable, float]]  # (setting, guarantee, system, epsilon): seed: accuracy, %
 
 
-class Table1(Reproduction):
+class AccuracyTable(Reproduction):
+    """A table of accuracies by setting, guarantee, system and epsilon."""
+
+    complete_runs = True
+    run_columns = ("setting", "guarantee", "system", "epsilon", "seed")
+
+    def measured(self, context: Context, cells: Sequence[Cell], name: str) -> Measured:
+        """Run cells that no earlier line names, and return a line of data.csv for each that has finished.
+
+        Args:
+            context: Access to complete runs.
+            cells: The runs.
+            name: Name of the configurations after their scale, with {setting} in the place of the setting.
+        """
+
+        def plan(cell: Cell) -> tuple[Sequence[Any], Grid]:
+            path = packaged(f"rr_cluster/{context.scale}_{name.format(setting=cell.setting)}")
+            axes = axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed])
+            return (cell.setting, cell.guarantee, cell.system.title, cell.epsilon, cell.seed), (path, axes)
+
+        return measure(self, context, cells, plan, lambda cell, result: [_row(cell, result)])
+
+
+class Table1(AccuracyTable):
     """All systems at the middle epsilon; DP-FedAvg, and IFCA without and with rebalancing, at all three."""
 
     name = "rr-cluster/table1"
     paper = PAPER + ", Tables 1 and 6"
     title = "Fashion-MNIST, 1000 clients: accuracy with and without rebalancing under each guarantee"
-    complete_runs = True
-    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
-        measured = measured_cells(self, context, planned(context), "fmnist_{setting}")
+        measured = self.measured(context, planned(context), "fmnist_{setting}")
         return measured.count(self.judge(sorted(measured.rows, key=_place)))
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
@@ -218,24 +238,6 @@ def axes_of(system: System, guarantee: str, epsilon: float, seeds: Sequence[int]
     """Return the settings of a system's runs: dotted key to its values."""
     privacy = {key: [value] for key, value in GUARANTEES[guarantee].items()}
     return {"algorithm": [system.under(guarantee)], **privacy, "privacy.epsilon": [epsilon], "seed": seeds}
-
-
-def measured_cells(figure: Reproduction, context: Context, cells: Sequence[Cell], name: str) -> Measured:
-    """Run cells that no earlier line names, and return a line of data.csv for each that has finished.
-
-    Args:
-        figure: The table, whose runs `RUN_COLUMNS` name.
-        context: Access to complete runs.
-        cells: The runs.
-        name: Name of the configurations after their scale, with {setting} in the place of the setting.
-    """
-
-    def plan(cell: Cell) -> tuple[Sequence[Any], Grid]:
-        path = packaged(f"rr_cluster/{context.scale}_{name.format(setting=cell.setting)}")
-        axes = axes_of(cell.system, cell.guarantee, cell.epsilon, [cell.seed])
-        return (cell.setting, cell.guarantee, cell.system.title, cell.epsilon, cell.seed), (path, axes)
-
-    return measure(figure, context, cells, plan, lambda cell, result: [_row(cell, result)])
 
 
 def _row(cell: Cell, result: Result) -> dict[str, Any]:

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Context, ReproductionResult
 from dpcfl_net.reproduce.claims import Claim
-from dpcfl_net.reproduce.rr_accuracy import (
-    GUARANTEES,
-    MIN_SIZE,
-    PAPER,
-    RUN_COLUMNS,
-    Rows,
-    System,
-    found_in,
-    measured_cells,
-    planned,
-    table,
-)
+from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, MIN_SIZE, PAPER, AccuracyTable, Rows, System, found_in, planned, table
 from dpcfl_net.reproduce.rr_leads import highest, raised
 from dpcfl_net.results.tables import Table
 
@@ -43,19 +32,17 @@ REBALANCED = System(
 ALL = (FEDAVG, FEDPROX, FESEM, FEDCAM, IFCA, REBALANCED)
 
 
-class Table5(Reproduction):
+class Table5(AccuracyTable):
     """All systems at both epsilons, on all seeds."""
 
     name = "rr-cluster/table5"
     paper = PAPER + ", Table 5"
     title = "CIFAR-10 and CIFAR-100 in four rotations, 1000 clients: accuracy with and without clusters and rebalancing"
-    complete_runs = True
-    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
         settings, used = SETTINGS[context.scale], USED[context.scale]
         cells = planned(context, settings, used, ALL, ALL, EPSILONS)
-        measured = measured_cells(self, context, cells, "{setting}_balanced")
+        measured = self.measured(context, cells, "{setting}_balanced")
         rows = measured.rows
         notes = [
             "The paper states a CNN of unknown size, grids of learning rates and clips, and no rounds; its numbers come from other choices."

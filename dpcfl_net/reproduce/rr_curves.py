@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -79,13 +80,13 @@ class Curves(Reproduction):
             rows, [claim for claim in self.claims(rows) if claim.evidence], figures, [table], [GUARANTEED]
         )
 
+    @abstractmethod
     def claims(self, rows: Rows) -> list[Claim]:
         """Build the claims of the figure.
 
         Args:
             rows: Lines of data.csv.
         """
-        raise NotImplementedError
 
     def gaps(self, rows: Rows, upper: System, lower: System, measure: str = "last") -> list[Comparison]:
         """Compare two systems at every epsilon at which they have a common seed.

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Context, ReproductionResult
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, paired
 from dpcfl_net.reproduce.rr_accuracy import (
     EPSILONS,
     GUARANTEES,
     MIN_SIZE,
     PAPER,
-    RUN_COLUMNS,
+    AccuracyTable,
     Rows,
     System,
     found_in,
     listed,
-    measured_cells,
     planned,
     table,
 )
@@ -45,19 +44,17 @@ ALL = (FEDAVG, FEDPER, IFCA, FESEM, FEDCAM, REBALANCED)
 USED = {"laptop": ("expected",), "paper": tuple(GUARANTEES)}
 
 
-class Table3(Reproduction):
+class Table3(AccuracyTable):
     """All systems at the middle epsilon; DP-FedAvg, and IFCA without and with rebalancing, at all three."""
 
     name = "rr-cluster/table3"
     paper = PAPER + ", Tables 3 and 7"
     title = "EMNIST, 1000 clients with Dirichlet labels: accuracy with and without clusters and rebalancing"
-    complete_runs = True
-    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
         used = USED[context.scale]
         cells = planned(context, SETTINGS, used, ALL, HEADLINE)
-        measured = measured_cells(self, context, cells, "emnist_{setting}")
+        measured = self.measured(context, cells, "emnist_{setting}")
         rows = measured.rows
         note = "The paper states a CNN of unknown size, grids of learning rates and clips, and no rounds; its numbers come from other choices."
         return measured.count(ReproductionResult(rows, claims(rows, used), [], tables(rows, used), [note]))

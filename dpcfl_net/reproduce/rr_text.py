@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Context, ReproductionResult
 from dpcfl_net.reproduce.claims import Cause, Claim
-from dpcfl_net.reproduce.rr_accuracy import (
-    GUARANTEES,
-    PAPER,
-    RUN_COLUMNS,
-    Rows,
-    System,
-    found_in,
-    measured_cells,
-    planned,
-    table,
-)
+from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, AccuracyTable, Rows, System, found_in, planned, table
 from dpcfl_net.reproduce.rr_leads import highest, raised
 
 EPSILONS = (4, 8, 16)
@@ -39,7 +29,7 @@ ALL = (FEDAVG, FEDPER, IFCA, FESEM, FEDCAM, REBALANCED)
 USED = {"laptop": ("expected",), "paper": tuple(GUARANTEES)}
 
 
-class Table2(Reproduction):
+class Table2(AccuracyTable):
     """All systems at the middle epsilon; DP-FedAvg, and IFCA without and with rebalancing, at all three.
 
     The true clusters, if there are any, are unknown.
@@ -48,13 +38,11 @@ class Table2(Reproduction):
     name = "rr-cluster/table2"
     paper = PAPER + ", Tables 2 and 8"
     title = "Shakespeare, 300 roles: accuracy of the next character"
-    complete_runs = True
-    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
         used = USED[context.scale]
         cells = planned(context, (SETTING,), used, ALL, HEADLINE, EPSILONS, MIDDLE)
-        measured = measured_cells(self, context, cells, "{setting}")
+        measured = self.measured(context, cells, "{setting}")
         rows = measured.rows
         shown = table("Accuracy, %", SETTING, found_in(rows), ALL, used, EPSILONS)
         note = "The paper states an LSTM of unknown size, grids of learning rates and clips, and no rounds; its numbers come from other choices."

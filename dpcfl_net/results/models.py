@@ -21,7 +21,7 @@ from dpcfl_net.core.tensors import unpack
 from dpcfl_net.data.partition import DataSettings, open_set
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import privacy_statement
-from dpcfl_net.privacy.ledger.ledger import read_state
+from dpcfl_net.privacy.ledger.ledger_folder import read_state
 from dpcfl_net.results.epsilon_spent import ledger_folder
 from dpcfl_net.runtime.checkpoint import Checkpoints
 

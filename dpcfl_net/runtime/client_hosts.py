@@ -23,7 +23,8 @@ from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client_host import ClientHost, open_ledger
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
-from dpcfl_net.privacy.ledger.ledger import Ledger, is_missing
+from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.privacy.ledger.ledger_folder import is_missing
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms
 from dpcfl_net.training.precision import hold_to_processor

@@ -13,7 +13,7 @@ STOPPED_S = 1.0  # time for the reader of a run that was stopped or has failed
 def has_room(file: IO[str], patience_s: float) -> bool:
     """Return True if a line can be written without waiting, at the latest after `patience_s` seconds.
 
-    A pipe takes a line of at most 4,096 bytes then; one whose reader has ended, and what is no file, take any.
+    A pipe with room takes a line of up to 4,096 bytes. A pipe without a reader, and an output that is no file, always have room.
 
     Args:
         file: The output.
@@ -28,7 +28,7 @@ def has_room(file: IO[str], patience_s: float) -> bool:
 
 
 def say_last(text: str) -> None:
-    """Print the last line of a command that was stopped or has failed, unless nobody reads its output."""
+    """Print the last line of a stopped or failed command; drop it if the output has no room within `STOPPED_S` seconds."""
     if has_room(sys.stdout, STOPPED_S):
         print(text)
 

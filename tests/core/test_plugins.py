@@ -1107,19 +1107,28 @@ def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
     assert kept.warnings == []
 
 
+UNFINISHED = """
+from dpcfl_net import Algorithm
+from dpcfl_net.algorithms.client_level import ClientLevel
+class Bare(Algorithm): pass
+class Sums(ClientLevel): pass
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("own_rounds:build", "must be a class derived from dpcfl_net.algorithms.base.Algorithm"),
         ("own_rounds:Whole", "own_rounds has no 'Whole'"),
-        ("own_rounds:Bare", "the class must define plan, start, round"),
+        ("own_rounds:Bare", "the class must define plan, round, start"),
+        ("own_rounds:Sums", "the class must define new_sums, round"),
         ("absent:Damped", "no module 'absent'"),
         ("globall", "must be one of"),
     ],
 )
 def test_what_is_no_algorithm_is_a_sentence(module, name, words):
     module("mine", data())
-    module("own_rounds", f"{ALGORITHM}\nfrom dpcfl_net import Algorithm\nclass Bare(Algorithm): pass\n")
+    module("own_rounds", f"{ALGORITHM}\n{UNFINISHED}")
     (problem,) = problems(algorithm={"name": name})
     assert problem.startswith(f"algorithm.name is {name!r}")
     assert words in problem

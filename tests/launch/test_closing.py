@@ -1,4 +1,4 @@
-"""What closes half way: an error at one thing leaves no other open."""
+"""Closing several things: if one raises, the others are closed too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output that nobody reads, as where a pager waits: the run continues, and a signal ends it."""
+"""A full output pipe that nobody reads, for example of a waiting pager: the run goes on, and a signal ends it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def keys_of(folder) -> list[bytes]:
 
 @pytest.mark.parametrize("federation", ["in-process", "network"])
 def test_a_finished_run_of_a_large_model_holds_no_key_of_its_noise(tmp_path, monkeypatch, federation):
-    """The keys of the last two rounds stayed: with them whoever got the folder subtracted the noise of these releases."""
+    """With a key that stayed in the folder, its reader could remove the noise of a release."""
     (tmp_path / "wide.py").write_text(WIDE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

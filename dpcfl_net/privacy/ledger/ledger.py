@@ -11,8 +11,8 @@ A task costs two flushes, one before data is touched and one before the answer l
    no data was touched; the next opening enters the line as "torn", and the gate charges the costliest request for it and closes its
    round, unless the note was cut, too: then nothing is charged. Whole: charged.
 2. It appends the line to ledger.jsonl, without a flush. A crash may lose the line or its end, or leave zeros in its place; the next
-   opening restores it from the journal. Before a slot is overwritten, ledger.jsonl is flushed up to its line (one flush in 16 debits), so that each line is
-   always whole on the device in one of both files.
+   opening restores it from the journal. Before a slot is overwritten, ledger.jsonl is flushed up to its line (one flush in 16 debits),
+   so that each line is always whole on the device in one of both files.
 3. The step computes. A crash leaves a debit with a key: an equal request is computed again from the same key.
 4. `store` puts the result into a file of releases/ that holds nothing any more, and flushes it. A crash before the flush has ended
    leaves a file whose hashes do not match, and the key: as in step 3.
@@ -21,8 +21,9 @@ A task costs two flushes, one before data is touched and one before the answer l
 
 A large result that can be computed again is not stored (`store` with `repeatable`): step 4 marks the slot with the hash of the
 result and flushes that instead, and the key stays until the result is two rounds old, as long as a stored result would, or until
-`erase_answered` or `erase_kept_keys` at the end of the run. An equal request is computed again from key, request and the state before it. If the bits differ from the hash, nothing is sent: one draw
-never leaves with two roundings. A crash before the mark is whole means that no answer was sent: as in step 3.
+the end of the run (`erase_answered`, `ledger_folder.erase_kept_keys`). An equal request is computed again from key, request and the
+state before it. If the bits differ from the hash, nothing is sent: one draw never leaves with two roundings. A crash before the mark is
+whole means that no answer was sent: as in step 3.
 
 Edits and rollbacks: the journal counts the lines, holds the last of them, and notes up to which line ledger.jsonl was flushed, at the
 latest by `close`. A shorter or different ledger.jsonl, or a journal that is older than it, does not open. Nor does a ledger without the
@@ -34,7 +35,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,12 @@ from dpcfl_net.core.atomic import DRAFT, remove_drafts, write_all
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.files import naming
-from dpcfl_net.core.locks import try_lock
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import LINES, RELEASES, Chain, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest
-from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal, may_hold_keys, read_journal
+from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal
+from dpcfl_net.privacy.ledger.ledger_folder import is_new, lock
 from dpcfl_net.privacy.ledger.release_store import ReleaseStore, Stored, recent_rounds, seal_state
 
 
@@ -97,7 +98,7 @@ class Ledger:
         self._usable = False
         self._disk.make_folder(self.folder)
         self._disk.make_folder(self.folder / RELEASES)
-        self._lock = _lock(self.folder)
+        self._lock = lock(self.folder)
         try:
             self._open(dict(owner))
         except BaseException:
@@ -309,7 +310,7 @@ class Ledger:
         if any(name.endswith(DRAFT) for name in results):
             remove_drafts(self.folder / RELEASES)
             results = os.listdir(self.folder / RELEASES)
-        self.is_new = _is_new(names, results)
+        self.is_new = is_new(names, results)
         if self.is_new:
             chain = self._created(header)
         else:
@@ -409,62 +410,3 @@ class Ledger:
         with naming(self.folder):
             yield
         self._usable = True
-
-
-def is_missing(folder: Path) -> bool:
-    """Return True if a folder holds no part of a ledger, so that opening it makes a new one.
-
-    Args:
-        folder: Folder of the ledger; may be missing.
-    """
-    names, results = ([path.name for path in part.iterdir()] if part.is_dir() else [] for part in (folder, folder / RELEASES))
-    return _is_new(names, [name for name in results if not name.endswith(DRAFT)])
-
-
-def _is_new(names: Sequence[str], results: Sequence[str]) -> bool:
-    return not {LINES, JOURNAL} & set(names) and not results
-
-
-def read_state(folder: Path, job: str) -> bytes | None:
-    """Read the newest client state of a job without the ledger's lock; None before the first.
-
-    Args:
-        folder: Folder of the ledger.
-        job: Hash of the signed protocol.
-
-    Raises:
-        LedgerError: If the ledger is damaged.
-    """
-    chain = read_chain(Path(folder))
-    slots = {} if chain.image is None else chain.image.slots
-    pending = [number for number, slot in slots.items() if slot.key is not None and not slot.answered]
-    return ReleaseStore(Path(folder) / RELEASES, Disk(False), chain.entries, pending).state(job)
-
-
-def erase_kept_keys(folder: Path, *, durable: bool = True) -> None:
-    """Erase the keys of answered requests in the ledger of a run that has ended; see `Ledger.erase_answered`.
-
-    Args:
-        folder: Folder of a ledger that no process holds.
-        durable: False skips the flush.
-
-    Raises:
-        LedgerError: "ledger-locked" or "ledger-broken".
-    """
-    path = folder / JOURNAL
-    if not may_hold_keys(path):
-        return
-    with ExitStack() as stack:
-        stack.callback(os.close, _lock(folder))
-        image = read_journal(path)
-        if image is not None:
-            journal = stack.enter_context(closing(Journal(path, Disk(durable), image)))
-            for sequence in journal.with_key(answered=True):
-                journal.erase(sequence)
-
-
-def _lock(folder: Path) -> int:
-    handle = try_lock(folder / "lock")
-    if handle is None:
-        raise LedgerError("ledger-locked", f"another process holds the privacy ledger in {folder}")
-    return handle
