@@ -49,7 +49,7 @@ class Earlier:
 
     Attributes:
         rows: Lines of its data.csv.
-        looks: How often its claims were judged, each time with more seeds than before; 0: there is no earlier result.
+        looks: How often its claims were tested, each time with more seeds than before; 0: not yet.
     """
 
     rows: Sequence[Row] = ()

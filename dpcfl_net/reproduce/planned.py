@@ -116,7 +116,9 @@ def read_earlier(folder: Path) -> Earlier:
     """
     if not (folder / ROWS).is_file() or not (folder / CLAIMS).is_file():
         raise ConfigError(f"--earlier: {folder} has no result, which are the files {ROWS} and {CLAIMS}")
-    return Earlier(read_rows(folder / ROWS), read_claims(folder / CLAIMS).get("looks", 1))
+    document = read_claims(folder / CLAIMS)
+    judged = any(claim.get("p_value") is not None for claim in document["claims"])
+    return Earlier(read_rows(folder / ROWS), document.get("looks", 1) if judged else 0)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -164,5 +166,5 @@ def _notes(known: Mapping[tuple[Any, ...], Sequence[Row]]) -> list[str]:
     if not known:
         return []
     unnamed = sum(any(row.get(SETTINGS) is None for row in lines) for lines in known.values())
-    note = f"{len(known)} runs are lines of an earlier data.csv"
+    note = f"{len(known)} {'run comes' if len(known) == 1 else 'runs come'} from an earlier data.csv"
     return [f"{note}; it does not say with which settings {unnamed} of them ran." if unnamed else f"{note}."]

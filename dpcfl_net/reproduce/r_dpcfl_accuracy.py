@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
-from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, Row, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, paired
+from dpcfl_net.reproduce.planned import SETTINGS, measure
 from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
@@ -32,7 +34,17 @@ SEEDS: Mapping[str, Mapping[float, Sequence[int]]] = {
 }
 CIFAR_SEEDS: Mapping[float, Sequence[int]] = {5: (0,)}  # at laptop scale, where a run takes minutes
 RECOVERED = "clusters_recovered"
+RUN_KEYS = {
+    "setting",
+    "algorithm",
+    "epsilon",
+    "seed",
+    "epsilon_claimed",
+    "noise_multiplier",
+    SETTINGS,
+}  # of a line; others are figures
 SLACK = 2.0  # points: tolerance of "not below"
+Cell = tuple[str, float, int, str]  # configuration, epsilon, seed and system of a run
 FIRST = (5, 3, 10, 4, 15)  # epsilons in the order in which they run
 ORDERINGS = (
     ("oracle", "r-dpcfl"),
@@ -51,41 +63,49 @@ class MeanAccuracy(Reproduction):
     paper = PAPER + ", Figures 6 and 11"
     title = "Mean accuracy and recovery of all clusters against epsilon"
     complete_runs = True
+    run_columns = ("setting", "epsilon", "algorithm", "seed")
     measure: ClassVar[str] = "accuracy_mean"
     found: ClassVar[str] = RECOVERED
     group: ClassVar[str] = "all clients"
 
     def compute(self, context: Context) -> ReproductionResult:
-        outcome, found = ReproductionResult([], []), dict[str, list[Result]]()
-        cells = planned(context)
-        grids: list[Grid] = [
-            (packaged(f"r_dpcfl/fig6/{stem}"), {"privacy.epsilon": [epsilon], "seed": [seed], "algorithm.name": SYSTEMS})
-            for stem, epsilon, seed in cells
-        ]
-        for (stem, _, _), results in zip(cells, context.finished(grids), strict=True):
-            found.setdefault(stem, []).extend(results)
-        outcome.planned_runs = len(SYSTEMS) * len(cells)
-        for stem in CONFIGS[context.scale]:
-            results = sorted(found[stem], key=lambda result: (_epsilon(result), result.seed, SYSTEMS.index(result.algorithm)))
+        def plan(cell: Cell) -> tuple[Sequence[Any], Grid]:
+            setting, epsilon, seed, system = cell
+            axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [epsilon], "seed": [seed], "algorithm.name": [system]}
+            return (setting, epsilon, system, seed), (packaged(f"r_dpcfl/fig6/{setting}"), axes)
+
+        measured = measure(self, context, planned(context), plan, lambda cell, result: [row_of(cell[0], result)])
+        return measured.count(self.judge(measured.rows, CONFIGS[context.scale]))
+
+    def judge(self, rows: Sequence[Row], settings: Sequence[str]) -> ReproductionResult:
+        """Build figures, tables and claims from the lines of data.csv.
+
+        Args:
+            rows: Lines of data.csv.
+            settings: Names of the configurations.
+        """
+        outcome = ReproductionResult([], [])
+        for setting in settings:
+            own = sorted((row for row in rows if row["setting"] == setting), key=_place)
+            results = [result_of(row) for row in own]
+            outcome.rows += own
             if results:
-                self.add(outcome, stem, results)
+                self.add(outcome, setting, results)
             seeds = {_epsilon(result): ", ".join(map(str, _seeds(results, _epsilon(result)))) for result in results}
             used = "; ".join(f"{epsilon:g}: {numbers}" for epsilon, numbers in seeds.items())
-            outcome.notes.append(f"Seeds by epsilon, {stem}: {used or 'none yet'}.")
-        outcome.runs = len(outcome.rows)
+            outcome.notes.append(f"Seeds by epsilon, {setting}: {used or 'none yet'}.")
         outcome.notes.append("Updates and selections of a run together spend its whole epsilon.")
         return outcome
 
     def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
-        """Add rows, figures, table and claims of one data setting."""
+        """Add figures, table and claims of one data setting."""
         rows = compare.rows(sorted(results, key=lambda result: (result.epsilon, SYSTEMS.index(result.algorithm))))
-        outcome.rows += [row_of(setting, result) for result in results]
         outcome.claims += self.claims(setting, results)
         for figure in sweep.figures(rows):
             if figure.key in (self.measure, self.found):
                 title = f"{figure.title}, {setting.replace('_', ' ')}"
                 outcome.figures.append(replace(figure, key=f"{figure.key}-{setting}", title=title))
-        table = compare_table.table(rows)
+        table = compare_table.table(rows).without_empty_columns()
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
 
     def claims(self, setting: str, results: Sequence[Result]) -> list[Claim]:
@@ -124,20 +144,18 @@ class MinorityAccuracy(MeanAccuracy):
     group = "the minority"
 
 
-def planned(context: Context) -> list[tuple[str, float, int]]:
-    """List all runs but for the system: the first seed of each epsilon before the second, and the largest network last.
+def planned(context: Context) -> list[Cell]:
+    """List all runs: the first seed of each epsilon before the second, and the largest network last.
 
     Args:
         context: Scale and seeds.
-
-    Returns:
-        Name of the configuration, epsilon and seed.
     """
     stems, cells = CONFIGS[context.scale], []
     for stem in stems:
         by_epsilon = CIFAR_SEEDS if stem.startswith("laptop_cifar10") else SEEDS[context.scale]
         cells += [(stem, epsilon, seed) for epsilon, seeds in by_epsilon.items() for seed in context.seeds(seeds)]
-    return sorted(cells, key=lambda cell: ("cifar10" in cell[0], cell[2], FIRST.index(int(cell[1])), stems.index(cell[0])))
+    cells.sort(key=lambda cell: ("cifar10" in cell[0], cell[2], FIRST.index(int(cell[1])), stems.index(cell[0])))
+    return [(*cell, system) for cell in cells for system in SYSTEMS]
 
 
 def ordering(
@@ -243,3 +261,18 @@ def row_of(setting: str, result: Result) -> dict[str, Any]:
         "setting": setting, "algorithm": result.algorithm, "epsilon": result.settings["privacy"]["epsilon"], "seed": result.seed,
         "epsilon_claimed": result.epsilon, "noise_multiplier": result.privacy["noise_multiplier"]["max"], **figures,
     }  # fmt: skip
+
+
+def result_of(row: Row) -> Result:
+    """Return the run of a line of data.csv, as far as figures, tables and claims need it."""
+    final = {key: value for key, value in row.items() if key not in RUN_KEYS}
+    settings = {"privacy": {"epsilon": row["epsilon"]}, "algorithm": {"name": row["algorithm"]}, "seed": row["seed"]}
+    noise = row["noise_multiplier"]
+    privacy = {"epsilon": row["epsilon_claimed"], "noise_multiplier": {"min": noise, "max": noise}}
+    folder = Path(f"{row['setting']} {row['algorithm']} {row['epsilon']} {row['seed']}")  # tells runs apart; it does not exist
+    return Result(folder, row["setting"], row["algorithm"], row["seed"], "finished", settings, privacy, final)
+
+
+def _place(row: Row) -> tuple[float, int, int]:
+    """Return the place of a line among those of its setting."""
+    return float(row["epsilon"]), row["seed"], SYSTEMS.index(row["algorithm"])

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from conftest import ROOT, dpcfl
-from test_reproduce_runs import BEST, MadeUp
+from test_reproduce_runs import BEST, HONEST, MadeUp
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.reproduce.base import Earlier, OutOfTime, ReproductionResult, find, folder_name, registry, write
@@ -59,7 +59,7 @@ def test_only_runs_without_an_earlier_line_are_run(tmp_path):
     assert {axes["seed"][0] for _, axes in context.asked} == {3, 4}
     assert (more.looks, more.runs, more.planned_runs) == (2, 25, 25)
     assert more.rows == variants(5)[0].rows  # made-up runs repeat: the order is that of one computation
-    assert "15 runs are lines of an earlier data.csv." in more.notes
+    assert "15 runs come from an earlier data.csv." in more.notes
     fewer, _ = variants(1, known)  # earlier lines of other seeds count
     assert sorted(map(str, fewer.rows)) == sorted(map(str, first.rows))
 
@@ -94,7 +94,7 @@ def test_lines_of_other_settings_are_refused():
 
 def test_lines_without_settings_are_counted_in_the_notes():
     rows = [{key: value for key, value in row.items() if key != SETTINGS or row["seed"]} for row in variants(2)[0].rows]
-    note = "10 runs are lines of an earlier data.csv; it does not say with which settings 5 of them ran."
+    note = "10 runs come from an earlier data.csv; it does not say with which settings 5 of them ran."
     assert note in variants(2, Earlier(rows, 1))[0].notes
 
 
@@ -108,7 +108,7 @@ def test_every_figure_of_runs_by_seed_names_its_runs():
     """Those without are computed from run folders, or as a whole."""
     without = {name for name, figure in registry().items() if figure.complete_runs and not figure.run_columns}
     assert without == {
-        "mr-mtl/no-op", "r-dpcfl/fig6", "r-dpcfl/fig7", "r-dpcfl/selection-cost", "rc-dpfl/fig4", "rr-cluster/table4", "rr-cluster/table9",
+        "mr-mtl/no-op", "r-dpcfl/selection-cost", "rc-dpfl/fig4", "rr-cluster/table4", "rr-cluster/table9",
     }  # fmt: skip
 
 
@@ -158,3 +158,17 @@ def test_a_folder_without_its_claims_is_no_earlier_result(tmp_path):
     shutil.copy(MEASURED / "rr-cluster-fig2-laptop" / "data.csv", tmp_path)
     with pytest.raises(ConfigError, match="has no result"):
         read_earlier(tmp_path)
+
+
+def test_runs_that_tested_no_claim_are_no_look(tmp_path):
+    """A figure at the paper's scale grows by single runs: one seed of a system has no p-value."""
+    single = find("r-dpcfl/fig6")().compute(MadeUp(HONEST, asked_seeds=1))
+    write(find("r-dpcfl/fig6"), single, MadeUp(HONEST, folder=tmp_path))
+    known = read_earlier(tmp_path)
+    assert (known.looks, len(known.rows)) == (0, len(single.rows))
+    tested = find("r-dpcfl/fig6")().compute(MadeUp(HONEST, known=known))
+    assert tested.looks == 1
+    write(find("r-dpcfl/fig6"), tested, MadeUp(HONEST, folder=tmp_path))
+    known = read_earlier(tmp_path)
+    assert known.looks == 1
+    assert find("r-dpcfl/fig6")().compute(MadeUp(HONEST, asked_seeds=7, known=known)).looks == 2
