@@ -19,7 +19,7 @@ from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key
-from dpcfl_net.federation.secure.stages import MASKED, MASKING
+from dpcfl_net.federation.secure.stages import MASKED, MASKED_NAME, MASKING
 from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
@@ -127,11 +127,14 @@ def plan_problem(algorithm: ClientSide) -> str | None:
 
 
 def _beside_masks(algorithm: ClientSide) -> str | None:
-    """Find a tensor beside the masked words of a whole client, whose raw methods compute inside the sum: only the sum protects it."""
+    """Find a tensor beside the masked words of a whole client, whose raw methods compute inside the sum: only the sum protects it.
+
+    The server adds the tensor of `MASKED_NAME` alone: whole numbers of the same type under another name leave without a mask.
+    """
     if (algorithm.protocol.privacy.unit, algorithm.protocol.privacy.secure) != ("client", True):
         return None
     for step in client_steps(algorithm).values():
-        beside = [name for name, spec in step.gives.items() if spec.dtype != MASKED.dtype]
+        beside = [name for name, spec in step.gives.items() if (name, spec.dtype) != (MASKED_NAME, MASKED.dtype)]
         if MASKING.keys() <= step.takes.keys() and beside:
             return (
                 f"client step {step.kind!r} of {algorithm.protocol.algorithm} gives {beside[0]!r} beside masked words: must give masked words "

@@ -65,7 +65,20 @@ def _code_problem(protocol: Protocol, codes: Mapping[int, SumCode]) -> str:
             return f"{named} has noise_multiplier {code.noise_multiplier:g}: must be at least {z:g}, that of the roster"
         if code.rounded != by_record:
             return f"{named} has rounded {code.rounded}: must be {by_record} with privacy.unit {protocol.privacy.unit!r}"
+        # A whole client's vector is clipped to the code's norm when it is encoded, a record's gradient to local.clip before.
+        if by_record and code.clip < protocol.local.clip:
+            return f"{named} has clip {code.clip:g}: must be at least {protocol.local.clip:g}, local.clip, to which gradients are clipped"
     return ""
+
+
+def has_secret_coins(algorithm: ClientSide) -> bool:
+    """Return True if epsilon counts on coins of whole clients that the server must not know.
+
+    Args:
+        algorithm: The job's algorithm.
+    """
+    slots = (slot for entry in plan_examples(algorithm) for slot in algorithm.plan(entry))
+    return algorithm.protocol.privacy.unit == "client" and any(isinstance(slot, SecureSlot) and slot.rate < 1 for slot in slots)
 
 
 def epsilon_of_reserve(algorithm: ClientSide) -> float:
@@ -105,6 +118,8 @@ def secure_sum_problem(algorithm: ClientSide) -> str | None:
         return f"the clients of a secure sum need one noise multiplier, the job has {sorted(map(str, noise))}"
     if found := terms.problems(len(protocol.roster), terms.settings_of(protocol.privacy)):
         return "; ".join(found)
+    if protocol.local.deadline_s is None and has_secret_coins(algorithm):
+        return "local.deadline_s is null: must be set for secret coins of clients, since the time of an answer would tell which clients trained"
     try:
         covered = epsilon_of_reserve(algorithm)
     except ValueError as error:

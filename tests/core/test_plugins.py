@@ -848,7 +848,7 @@ from dpcfl_net.algorithms.base import INDEX, MODEL, RAW_UPDATE, on_central_serve
 from dpcfl_net.algorithms.dp_fedavg import DPFedAvg
 from dpcfl_net.algorithms.em_fdro import EMFDRO
 from dpcfl_net.algorithms.global_model import Global
-from dpcfl_net.core.types import Release, State
+from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.privacy.slots import CentralSlot, GaussianSlot, SelectionSlot
@@ -867,6 +867,11 @@ class Submitted(DPFedAvg):
 
 class Beside(DPFedAvg):
     @on_client(charges=["masked"], takes={**MASKING, "model": MODEL}, gives={"masked": MASKED, "last": INDEX})
+    def masked_update(self, me, model):
+        return Release(masked=super().masked_update(me, model).tensors["masked"], last=me.state["label"])
+
+class BesideAsWords(DPFedAvg):
+    @on_client(charges=["masked"], takes={**MASKING, "model": MODEL}, gives={"masked": MASKED, "last": TensorSpec("u4")})
     def masked_update(self, me, model):
         return Release(masked=super().masked_update(me, model).tensors["masked"], last=me.state["label"])
 
@@ -1022,15 +1027,16 @@ class Free(DPFedAvg):
         config.resolve(claims("Free"))
 
 
-def test_nothing_stands_beside_the_masked_words_of_a_whole_client(module, tmp_path):
+@pytest.mark.parametrize("name", ["Beside", "BesideAsWords"])
+def test_nothing_stands_beside_the_masked_words_of_a_whole_client(module, tmp_path, name):
     """What its step computed inside the sum could leave beside it, at the target epsilon."""
     module("own_claims", CLAIMS)
     make_keys(tmp_path / "keys", 8)
     make_identities(tmp_path / "keys", range(8))
-    document = claims("Beside", trust="secure-aggregation", delta=0.1)
+    document = claims(name, trust="secure-aggregation", delta=0.1)
     document["algorithm"]["sampling_rate"] = 0.5
     document |= {"local": {**document.get("local", {}), "deadline_s": 0.5}}
-    with pytest.raises(ConfigError, match="client step 'masked_update' of own_claims:Beside gives 'last' beside masked words"):
+    with pytest.raises(ConfigError, match=f"client step 'masked_update' of own_claims:{name} gives 'last' beside masked words"):
         make_job(config.resolve(document), tmp_path / "keys")
 
 

@@ -24,6 +24,7 @@ from dpcfl_net.transport.keys import make_keys
 
 SECURE = {"epsilon": 4, "delta": 1e-3, "unit": "client", "trust": "secure-aggregation"}
 CLIENTS = 8
+WITH_DEADLINE = {**SMALL["local"], "deadline_s": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,8 @@ def test_the_reserve_covers_the_distance_of_the_noise(keys):
         ({"groups": 99}, "client", "a group of 8 clients or fewer cannot form a secure sum"),
         ({"more_honest": 2}, "client", "has participants 8 and honest 8: must be 8, and at most 6, the answers that a sum needs"),
         ({"noise_share": 0.9}, "client", r"has noise_multiplier .*: must be at least .*, that of the roster"),
+        ({"clip_share": 0.25}, "sample", "has clip 0.25: must be at least 1, local.clip, to which gradients are clipped"),
+        ({"rate": 0.5}, "client", "local.deadline_s is null: must be set for secret coins of clients"),
         ({"exchanged": True}, "client", "has rounded True: must be False with privacy.unit 'client'"),
         ({"exchanged": True}, "sample", "has rounded False: must be True with privacy.unit 'sample'"),
     ],
@@ -188,7 +191,8 @@ def test_sums_whose_noise_is_not_what_epsilon_counts_are_refused_by_operator_and
 
 @pytest.mark.parametrize(("rate", "participation"), [(0.5, "secret"), (1.0, "visible")])
 def test_the_statement_says_under_which_conditions_epsilon_holds(keys, rate, participation):
-    protocol = job_of(keys, {"rate": rate}, {"secure_aggregation": {"colluders": 1, "threshold": 0.8}}).protocol
+    terms = {"secure_aggregation": {"colluders": 1, "threshold": 0.8}}
+    protocol = job_of(keys, {"rate": rate}, terms, local=WITH_DEADLINE).protocol
     section = privacy_statement(protocol, replace_one_epsilon(protocol))
     assert section["secure_sums"] == {
         "participants": {"min": 8, "max": 8},
@@ -217,7 +221,7 @@ def test_the_statement_says_under_which_conditions_epsilon_holds(keys, rate, par
 
 def test_without_colluders_the_statement_excepts_a_participant_that_only_reads_the_models(keys):
     """It subtracts its own share of the noise from the sum, by which the model moves."""
-    protocol = job_of(keys, {"rate": 0.5}).protocol
+    protocol = job_of(keys, {"rate": 0.5}, local=WITH_DEADLINE).protocol
     section = privacy_statement(protocol, None)
     needed, z = section["secure_sums"]["answers"]["min"], section["noise_multiplier"]["min"]
 
@@ -230,7 +234,8 @@ def test_without_colluders_the_statement_excepts_a_participant_that_only_reads_t
     (said,) = [line for line in section["not_covered"] if line.startswith("the participants of a sum:")]
     assert "only if more answer than must" in said
     assert "colluders: 1" in said
-    one = privacy_statement(job_of(keys, {"rate": 0.5}, {"secure_aggregation": {"colluders": 1}}).protocol, None)
+    terms = {"secure_aggregation": {"colluders": 1}}
+    one = privacy_statement(job_of(keys, {"rate": 0.5}, terms, local=WITH_DEADLINE).protocol, None)
     assert not any(line.startswith("the participants of a sum:") for line in one["not_covered"])
 
 

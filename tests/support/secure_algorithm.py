@@ -16,6 +16,7 @@ class SecureMean(base.Algorithm):
         largest: float = 1.0  # of the code for unit sample
         more_honest: int = 0  # shares that the code counts beyond those that the job leaves
         noise_share: float = 1.0  # of the roster's noise multiplier
+        clip_share: float = 1.0  # of local.clip
         exchanged: bool = False  # a code for the other unit
         groups: int = 0  # only sums of so many participants; 0: of all clients
         more_for: int = -1  # client with twice as many sums
@@ -53,5 +54,5 @@ class SecureMean(base.Algorithm):
         rounded = (self.protocol.privacy.unit == "sample") != options.exchanged
         return SumCode(
             self.protocol.model.parameters, participants, honest + options.more_honest, z * options.noise_share,
-            self.protocol.local.clip, options.largest if rounded else 1.0, rounded,
+            self.protocol.local.clip * options.clip_share, options.largest if rounded else 1.0, rounded,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from dpcfl_net.federation.secure.keys import BOX_BYTES, KEY_BYTES, KEYS_BYTES, S
 from dpcfl_net.federation.secure.messages import keys_message, mask_key, self_mask_key, survivors_message
 from dpcfl_net.federation.secure.recovery import recover_mask_key, recover_seed
 from dpcfl_net.federation.secure.shamir import SHARE_BYTES
+from dpcfl_net.federation.secure.stages import MASKED_NAME
 from dpcfl_net.federation.secure.terms import Terms
 
 Arrays = Mapping[str, np.ndarray]
@@ -96,7 +97,7 @@ class ServerRound:
 
     def add_masked(self, client: int, release: Arrays) -> bool:
         """Add an answer to stage 3 to the sum, without keeping it; False if it counts as none."""
-        words = release.get("masked")
+        words = release.get(MASKED_NAME)
         if client not in self._asked or self._third[self.terms.position(client)] or words is None:
             return False
         if words.dtype != self._total.dtype or words.shape != self._total.shape:

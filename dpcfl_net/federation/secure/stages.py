@@ -15,6 +15,7 @@ GROUP_SIDES = ("group", "holders", "witnesses")
 _FLAGS = TensorSpec("u1", ("group",))  # 1 for each client of the group that has answered, else 0
 _BOXES = TensorSpec("u1", ("holders", BOX_BYTES))
 
+MASKED_NAME = "masked"  # of the tensor that the server adds
 MASKED = TensorSpec("u4", ("masked",))
 MASKING = {"present": _FLAGS, "boxes": _BOXES}
 
