@@ -20,6 +20,7 @@ from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import CentralSlot, LabelledCentralSlot, LabelSlot, ParticipationSlot, UnprotectedSlot, slot_of
 
 STEP = "central step"
+MECHANISMS = SAMPLE, LABELS = "sample", "labels"  # purposes of the streams that mechanisms draw from
 
 
 @dataclass
@@ -49,7 +50,7 @@ class CentralContext:
             Client ids: in client order for Poisson sampling, in random order for a sample of fixed size.
         """
         spec, clients = self._slot(slot), self._fed.clients
-        rng = self._stream(slot, "sample")
+        rng = self._stream(slot, SAMPLE)
         if spec.sampling == "fixed":
             chosen = rng.permutation(len(clients))[: int(spec.sample_size)]
         else:
@@ -88,7 +89,14 @@ class CentralContext:
         Args:
             slot: Name of the slot.
             purpose: Name of the purpose.
+
+        Raises:
+            ValueError: If a mechanism draws from this stream: its numbers would tell the sample, or how labels were randomised.
         """
+        if purpose in MECHANISMS:
+            raise ValueError(
+                f"purpose is {purpose!r}: must not be {' or '.join(map(repr, MECHANISMS))}, whose draws are secret"
+            )
         return self._stream(slot, purpose)
 
     def noisy_labels(
@@ -141,7 +149,7 @@ class CentralContext:
         """
         self._one_for_each("client", labels, self._fed.clients)
         spec = self._labels_slot(slot, "randomised-response")
-        return randomised_response(labels, spec.epsilon, spec.categories, self._stream(slot, "labels"))
+        return randomised_response(labels, spec.epsilon, spec.categories, self._stream(slot, LABELS))
 
     def sampled_labels(self, slot: str, labels: Sequence[int | None]) -> np.ndarray:
         """Release a label of every sampled client by randomised response, before the sums of the same sample.
@@ -159,7 +167,7 @@ class CentralContext:
         spec = self._charge.slot(slot, LabelledCentralSlot, step=STEP)
         self._one_for_each("sampled client", labels, self._sampled.get(slot, []))
         self._named.append((slot, "randomised-response"))
-        return randomised_response(labels, spec.label_epsilon, spec.categories, self._stream(slot, "labels"))
+        return randomised_response(labels, spec.label_epsilon, spec.categories, self._stream(slot, LABELS))
 
     def chosen_labels(self, slot: str, losses: Sequence[np.ndarray | None], span: float) -> np.ndarray:
         """Release a cluster of small loss for every client by the exponential mechanism.
@@ -176,7 +184,7 @@ class CentralContext:
             ValueError: As `randomised_labels`.
         """
         self._one_for_each("client", losses, self._fed.clients)
-        spec, rng = self._labels_slot(slot, "exponential"), self._stream(slot, "labels")
+        spec, rng = self._labels_slot(slot, "exponential"), self._stream(slot, LABELS)
         chosen = [lowest_by_exponential_mechanism(own, spec.epsilon, spec.categories, span, rng) for own in losses]
         return np.array(chosen, np.int64)
 

@@ -41,8 +41,8 @@ class ClippedSums:
             weight: Factor of the clipped update, from 0 to 1.
 
         Raises:
-            ValueError: If the client was added before or two parts have one block, since the noise covers one update of norm C
-                of each client, or if the weight is out of range.
+            ValueError: If the client was added before, two parts have one block, or a part has another shape than (p,), since the
+                noise covers one update of norm C of each client, or if the weight is out of range.
         """
         if client in self.clients:
             raise ValueError(f"client {client} was added before")
@@ -51,6 +51,9 @@ class ClippedSums:
         blocks = [range(len(self.total))[block] for block, _ in parts]
         if len(set(blocks)) < len(blocks):
             raise ValueError(f"two parts are in one block, got {blocks}: their sum may be longer than the clip norm")
+        # One number would be added to every coordinate of its block.
+        if wrong := [vector.shape for _, vector in parts if vector.shape != (self._width,)]:
+            raise ValueError(f"each part must have the shape ({self._width},), got {wrong[0]}")
         self.clients.add(client)
         vectors = shortened([vector for _, vector in parts], self.clip)
         for (block, _), vector in zip(parts, vectors, strict=False):

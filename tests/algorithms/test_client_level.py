@@ -147,6 +147,25 @@ def test_two_parts_of_an_update_in_one_block_are_refused(block):
     assert np.linalg.norm(clipped.total) == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("part", [np.full(1, 4.0, np.float32), np.full((1, 50), 4.0, np.float32)])
+def test_a_part_of_another_shape_than_its_block_is_refused(part):
+    """One number of size C was added to every coordinate of its block, a vector of norm sqrt(p) C."""
+    clipped = ClippedSums((1, 50), 3.0)
+    with pytest.raises(ValueError, match=r"each part must have the shape \(50,\), got"):
+        clipped.add(0, [(0, part)])
+    assert not clipped.total.any()
+
+
+@pytest.mark.parametrize("purpose", ["sample", "labels"])
+def test_a_step_gets_no_generator_whose_numbers_a_mechanism_draws(purpose):
+    """With "sample" its first numbers were those that decide who is in the secret sample."""
+    me = context(POISSON, keys(1)[0])
+    with pytest.raises(ValueError, match=f"purpose is '{purpose}': must not be 'sample' or 'labels'"):
+        me.rng("round", purpose)
+    drawn = me.rng("round", "rebalancing").random(20)
+    assert me.sample("round") != np.flatnonzero(drawn < 0.25).tolist()
+
+
 def test_counts_make_the_noise_three_percent_larger():
     me = context(POISSON, keys(1)[0], noise=2.0)
     me.sample("round")
