@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import math
 
+_SMALLEST = -700.0  # logarithm of a probability that a float still holds in full precision
+
 
 def covered_epsilon(epsilon: float) -> float:
     """Return the largest epsilon that the delta reserved for cut batches covers, where `epsilon` is the target."""
@@ -34,10 +36,8 @@ def room(records: int, rate: float, steps: int, epsilon: float, kept_delta: floa
         kept_delta: Part of delta reserved for cut batches.
 
     Returns:
-        The smallest R with P[Binomial(records, rate) > R] <= beta / steps; `records` at rate 1.
+        The smallest R with P[Binomial(records, rate) > R] <= beta / steps, by `log_tail`; `records` at rate 1.
     """
-    from scipy.stats import binom
-
     if rate == 1:
         return records
     # log(1 + e^x) is below x + log 2 for every x >= 0.
@@ -45,8 +45,27 @@ def room(records: int, rate: float, steps: int, epsilon: float, kept_delta: floa
     low, high = math.floor(records * rate), records
     while low < high:  # the tail falls with R
         middle = (low + high) // 2
-        if binom.logsf(middle, records, rate) <= limit:
+        if log_tail(middle, records, rate) <= limit:
             high = middle
         else:
             low = middle + 1
     return high
+
+
+def log_tail(most: int, records: int, rate: float) -> float:
+    """Bound the logarithm of P[Binomial(records, rate) > most] from above.
+
+    The exact probability of a large epsilon's tail is below the smallest float: Chernoff's bound, exp(-N KL), replaces it there.
+
+    Args:
+        most: Records that a batch may have, below `records`.
+        records: Number of records N.
+        rate: Sampling rate, in (0, 1).
+    """
+    from scipy.special import rel_entr
+    from scipy.stats import binom
+
+    exact = float(binom.logsf(most, records, rate))
+    share = (most + 1) / records
+    chernoff = -records * float(rel_entr(share, rate) + rel_entr(1 - share, 1 - rate)) if share > rate else 0.0
+    return exact if exact > _SMALLEST else chernoff

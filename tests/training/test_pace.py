@@ -46,6 +46,19 @@ def test_room_is_the_least_that_delta_covers(records, rate, steps, epsilon):
     assert room(records, 1.0, steps, epsilon, kept) == records
 
 
+@pytest.mark.parametrize("epsilon", [231.0, 300.0, 400.0, 1000.0])
+def test_room_covers_tails_below_the_smallest_float(epsilon):
+    """They counted as zero, so that a large epsilon had room for 422 records whose rest delta did not pay for."""
+    records, rate, steps, kept = 2000, 0.016, 2520, CUT_SHARE * 1e-4
+    found = room(records, rate, steps, epsilon, kept)
+    log_allowed = math.log(kept) - math.log(steps) - covered_epsilon(epsilon)
+    terms = binom.logpmf(np.arange(found + 1, records + 1), records, rate)
+    assert np.logaddexp.reduce(terms, initial=-np.inf) <= log_allowed
+    assert found < records
+    fewer = binom.logpmf(np.arange(found - 2, records + 1), records, rate)
+    assert np.logaddexp.reduce(fewer) > log_allowed - math.log(2)
+
+
 def test_every_step_computes_on_the_same_batches_whatever_it_draws():
     module = models.build("digits-cnn", (1, 8, 8), 10)
     trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=32)
