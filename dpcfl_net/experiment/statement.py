@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
@@ -13,11 +14,11 @@ from dpcfl_net.data import cache
 from dpcfl_net.experiment.central_statement import published, server_sees
 from dpcfl_net.experiment.secure_statement import covered_by_sums, has_single_releases, not_covered_by_sums, secure_sums
 from dpcfl_net.federation.capabilities import Capabilities
-from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
+from dpcfl_net.federation.claim import SEEDED, NoisyPlan, noisy_plans, plan_events
 from dpcfl_net.federation.secure_claim import epsilon_of_reserve
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.slots import CentralSlot, GaussianSlot, SelectionSlot
+from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, GaussianSlot, SecureSlot, SelectionSlot
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
@@ -172,7 +173,7 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered.append(OBSERVED_PERSONAL)
     if by_client:
         not_covered.append(COUNTS)
-    elif not able.plain_sgd and protocol.local.pace == "free":
+    elif protocol.local.pace == "free" and (not able.plain_sgd or _samples_records(charged)):
         # Secure sums take no padded batches.
         not_covered.append(FREE_PACE + ("" if protocol.privacy.secure else CONSTANT_PACE))
     elif not able.plain_sgd:
@@ -190,6 +191,11 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered += [said[sampling] for sampling in sampled for said in (SAMPLES_SHOW, ROUND_TIMES)]
         not_covered += [FILES_SHOW] if sampled else []
     return not_covered
+
+
+def _samples_records(charged: Sequence[NoisyPlan]) -> bool:
+    """Return True if a step of a plan draws a secret batch of records, also under an algorithm that says it runs plain SGD."""
+    return any(isinstance(slot, DPSGDSlot | SecureSlot) and slot.rate < 1 for each in charged for slot in each.plan)
 
 
 def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:

@@ -249,6 +249,13 @@ def test_a_fix_is_named_only_where_it_is_allowed(keys):
     assert said["untrusted-server"] == f"{said['secure-aggregation']} (fix: local.pace: constant)"
 
 
+def test_the_time_of_a_secret_batch_is_named_whatever_the_algorithm_says_of_its_steps(keys):
+    """`SecureMean` declares plain SGD, and its sums of records are over Poisson batches."""
+    for rate in (0.5, 1.0):
+        lines = privacy_statement(job_of(keys, {"rate": rate}, {"unit": "sample"}).protocol, None)["not_covered"]
+        assert any(line.startswith("duration of tasks: the time of a step depends") for line in lines) == (rate < 1)
+
+
 def test_other_statements_are_unchanged(keys):
     job = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), keys)
     section = privacy_statement(job.protocol, None)
