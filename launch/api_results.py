@@ -11,6 +11,9 @@ from typing import Any, overload
 from dpcfl_net.report.run import Run
 from dpcfl_net.report.sweep import write_sweep
 from dpcfl_net.results.comparison import Comparison
+from dpcfl_net.results.number_format import percent
+from dpcfl_net.results.table_text import table_html
+from dpcfl_net.results.tables import Table
 
 
 class SweepResult(Sequence[Run]):
@@ -46,14 +49,21 @@ class SweepResult(Sequence[Run]):
         return write_sweep(self.path)
 
     def __repr__(self) -> str:
-        return f"<SweepResult {self.path}: {len(self)} runs>"
+        return f"<SweepResult {self.path}: {len(self)} run{'' if len(self) == 1 else 's'}>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(', '.join(f'{key}={value}' for key, value in values.items()))}</td><td>{escape(repr(one))}</td></tr>"
+        axes = list(dict.fromkeys(key for values in self.values for key in values))
+        rows = [
+            [
+                *(str(values.get(key, "–")) for key in axes),
+                percent(one.final.get("accuracy_mean")),
+                one.privacy.statement.headline,
+                str(one.path),
+            ]
             for values, one in zip(self.values, self, strict=True)
-        )
-        return f"<strong>{escape(str(self.path))}</strong><table>{rows}</table>"
+        ]
+        table = Table(str(self.path), [*axes, "accuracy", "privacy", "folder"], rows)
+        return f"<strong>{escape(table.title)}</strong>{table_html(table)}"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ class Figures:
     def __init__(self, read: Callable[[], RunView]) -> None:
         self._read = read
 
+    def __repr__(self) -> str:
+        return f"<Figures: {', '.join(f'{name}()' for name in vars(type(self)) if not name.startswith('_'))}>"
+
     def accuracy(self) -> go.Figure:
         """Test accuracy of each true cluster, mean and worst client, by round."""
         return draw(figures.accuracy(self._read()))

@@ -148,9 +148,9 @@ class Comparison:
     def _repr_html_(self) -> str:
         promises, alerts = self.statements
         found = self.leads
-        leads = "" if found is None else f"<p>{escape(found.caption)}</p>{_html(found.without_empty_columns())}"
+        leads = "" if found is None else f"<p>{escape(found.caption)}</p>{table_text.table_html(found.without_empty_columns())}"
         notes = "".join(f"<p><strong>{escape(alert)}</strong></p>" for alert in alerts)
-        return f"{_html(self.table.without_empty_columns())}{leads}<p>{escape('; '.join(promises))}</p>{notes}"
+        return f"{table_text.table_html(self.table.without_empty_columns())}{leads}<p>{escape('; '.join(promises))}</p>{notes}"
 
 
 def _aligned(table: Table) -> list[str]:
@@ -160,9 +160,3 @@ def _aligned(table: Table) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (table.columns, *table.rows)
     ]
-
-
-def _html(table: Table) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -59,8 +59,8 @@ class Privacy:
     adjacency: str
     trust: str
     epsilon_spent: float
-    statement: Statement
-    document: dict[str, Any]
+    statement: Statement = field(repr=False)  # long texts: print(run.privacy) shows the first one
+    document: dict[str, Any] = field(repr=False)
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Privacy:

@@ -1,9 +1,10 @@
-"""Tables as LaTeX and CSV."""
+"""Tables as LaTeX, CSV and HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 
 from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.results.tables import Table
@@ -33,6 +34,13 @@ def latex(table: Table, comments: Sequence[str] = ()) -> str:
 def table_csv(table: Table) -> str:
     """Format a table as CSV with the cells' text."""
     return csv_text(table.columns, table.rows)
+
+
+def table_html(table: Table) -> str:
+    """Format a table as HTML, for notebooks."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -159,6 +159,9 @@ def test_a_run_shows_itself_in_terminals_and_notebooks(with_epsilon):
     html = with_epsilon._repr_html_()
     assert html.startswith("<strong>tiny</strong><table>")
     assert str(with_epsilon.path) in html
+    assert repr(with_epsilon.privacy).startswith("Privacy(epsilon=5.0, delta=0.0001, unit='sample', ")
+    assert "Statement(" not in repr(with_epsilon.privacy)
+    assert repr(with_epsilon.figures).startswith("<Figures: accuracy(), epsilon_spent(), ")
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):

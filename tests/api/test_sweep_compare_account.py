@@ -34,7 +34,9 @@ def test_a_sweep_returns_its_runs_in_the_order_of_its_grid(swept):
     assert {run.state for run in swept} == {"finished"}
     assert swept.report().parent == swept.path
     assert "4 runs" in repr(swept)
-    assert "seed=1" in swept._repr_html_()
+    shown = swept._repr_html_()
+    assert "<th>algorithm.name</th><th>seed</th><th>accuracy</th><th>privacy</th><th>folder</th>" in shown
+    assert f"<tr><td>local</td><td>1</td><td>{100 * swept[3].final['accuracy_mean']:.1f} %</td>" in shown
 
 
 def test_the_command_line_finds_the_cells_that_python_has_run(swept, tmp_path):
