@@ -41,6 +41,7 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
         target: Mean accuracy for rounds and time until it was reached; None: one that all runs reached.
     """
     columns = identity(shown)
+    keys = len(columns)
     columns += [("runs", [str(len(row.results)) for row in shown])]
     central = [CENTRAL] if any(row.values(CENTRAL[0]) for row in shown) else []
     columns += [(title, [_spread(row.values(key), 100, 1) for row in shown]) for key, title in (*SHARES, *central)]
@@ -61,7 +62,7 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
     if any(row.values(key) for row in shown for key, *_ in FAIRNESS):
         caption += "; F_acc and F_loss are against models trained without privacy: no epsilon covers them"
     lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
-    return Table("Comparison", [title for title, _ in columns], lines, caption)
+    return Table("Comparison", [title for title, _ in columns], lines, caption, keys)
 
 
 def identity(shown: Sequence[Row]) -> list[tuple[str, list[str]]]:

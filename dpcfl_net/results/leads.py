@@ -69,14 +69,15 @@ def table(shown: Sequence[Row]) -> Table | None:
     kept = [row for row in shown if id(row) in found or id(row) in references]
     if not kept:
         return None
-    columns = [*identity(kept), ("seeds", [_seeds(found.get(id(row))) for row in kept])]
+    named = identity(kept)
+    columns = [*named, ("seeds", [_seeds(found.get(id(row))) for row in kept])]
     columns += [(title, [_words(found.get(id(row)), key) for row in kept]) for key, title in FIGURES]
     lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
     caption = (
         "differences paired by seed: points of accuracy above the reference, the first row with this privacy and data; "
         f"{LEVEL:.0%} t-intervals, each for itself: of many, some are wrong"
     )
-    return Table("Differences, paired by seed", [title for title, _ in columns], lines, caption)
+    return Table("Differences, paired by seed", [title for title, _ in columns], lines, caption, len(named))
 
 
 def _differences(row: Row, reference: Row, key: str) -> dict[int, float]:

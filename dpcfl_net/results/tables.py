@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GAP = 2  # characters between the columns in a terminal
+
 
 @dataclass(frozen=True)
 class Table:
@@ -14,15 +16,42 @@ class Table:
         columns: Column titles.
         rows: Cells as text.
         caption: Caption; may be empty.
+        keys: Number of the first columns that tell rows apart.
     """
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     caption: str = ""
+    keys: int = 1
 
     def without_empty_columns(self) -> Table:
         """Return the table without the columns that have a dash in every row."""
         kept = [index for index in range(len(self.columns)) if not self.rows or any(row[index] != "–" for row in self.rows)]
+        return self._columns(kept)
+
+    def folded(self, width: int) -> list[Table]:
+        """Divide the columns into tables that are not wider than a terminal, each with the columns that tell rows apart.
+
+        Args:
+            width: Width of the terminal in characters.
+
+        Returns:
+            The tables; one with all columns if they fit, or if the columns that tell rows apart take more than half of the width.
+        """
+        widths = [max(map(len, column)) + GAP for column in zip(self.columns, *self.rows, strict=True)]
+        fixed = sum(widths[: self.keys])
+        if sum(widths) - GAP <= width or fixed > width / 2:
+            return [self]
+        groups: list[list[int]] = [[]]
+        for index in range(self.keys, len(widths)):
+            if groups[-1] and fixed + sum(widths[other] for other in groups[-1]) + widths[index] - GAP > width:
+                groups.append([])
+            groups[-1].append(index)
+        return [self._columns([*range(self.keys), *group]) for group in groups]
+
+    def _columns(self, kept: list[int]) -> Table:
+        """The table with some of its columns."""
         rows = [[row[index] for index in kept] for row in self.rows]
-        return Table(self.title, [self.columns[index] for index in kept], rows, self.caption)
+        keys = sum(index < self.keys for index in kept)
+        return Table(self.title, [self.columns[index] for index in kept], rows, self.caption, keys)

@@ -24,9 +24,10 @@ from dpcfl_net.launch.preparation import Steps, listed
 from dpcfl_net.results.number_format import at_most, duration, number, percent, yes
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_files import mapping
+from dpcfl_net.results.tables import GAP
 from dpcfl_net.results.tables import Table as Comparison
 
-__all__ = ["PlainLines", "ProgressTail", "ProgressView", "Screen", "open_screen", "print_summary", "tail_progress"]
+__all__ = ["PlainLines", "ProgressTail", "ProgressView", "Screen", "open_screen", "print_summary", "print_table", "tail_progress"]
 
 GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕", AWAY: "○"}
 ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x", AWAY: "o"}
@@ -259,17 +260,24 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     _print_statement(run, console, whole=not others)
 
 
-def print_table(comparison: Comparison) -> None:
-    """Print a comparison without shortening its lines."""
-    console = Console(highlight=False, width=WIDE)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for index, title in enumerate(comparison.columns):
-        table.add_column(printable(title), justify="right" if index else "left")
-    for row in comparison.rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+def print_table(comparison: Comparison, console: Console | None = None) -> None:
+    """Print a comparison without shortening its cells; in a terminal, columns that do not fit follow below.
+
+    Args:
+        comparison: The table.
+        console: Where to print; None: stdout.
+    """
+    console = console or Console(highlight=False)
+    wide = Console(file=console.file, force_terminal=console.is_terminal, width=WIDE, highlight=False)
     console.print()
-    _print_trimmed(console, table)
-    console.print(Text(comparison.caption, style="dim"))
+    for part in comparison.folded(console.width) if console.is_terminal else [comparison]:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+        for index, title in enumerate(part.columns):
+            table.add_column(printable(title), justify="right" if index else "left")
+        for row in part.rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        _print_trimmed(wide, table)
+    console.print(Text(comparison.caption, style="dim"), soft_wrap=not console.is_terminal)
 
 
 def _has(run: Mapping[str, Any], key: str) -> bool:

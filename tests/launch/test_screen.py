@@ -21,8 +21,10 @@ from dpcfl_net.launch.cli.screen import (
     Screen,
     open_screen,
     print_summary,
+    print_table,
     tail_progress,
 )
+from dpcfl_net.results.tables import Table
 
 
 def terminal(width: int = 80) -> Console:
@@ -385,3 +387,26 @@ def test_late_answers_are_named(tmp_path: Path) -> None:
     tail = run_some(tmp_path / "run", 2)
     write_lines(tmp_path / "run" / "metrics.jsonl", [{"view": "server", "round": 3, "time": START, "missing": [], "late": [5]}])
     assert tail.view().warnings == ["round 3: late answer to an earlier round, set aside, from client 5"]
+
+
+def table_lines(table: Table, console: Console) -> list[str]:
+    print_table(table, console)
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text(console)).splitlines()]
+
+
+def test_columns_that_do_not_fit_into_a_terminal_follow_below_with_those_that_tell_rows_apart() -> None:
+    rows = [["global", "5", "21.3 +- 2.8", "14.2 +- 1.2", "5.0 +- 1.6"], ["local", "5", "33.1 +- 0.6", "20.0 +- 7.9", "2.9 +- 0.2"]]
+    table = Table("", ["algorithm", "epsilon", "mean %", "worst %", "seconds"], rows, "a caption", keys=2)
+    assert table_lines(table, terminal(45)) == [
+        "",
+        "algorithm  epsilon       mean %      worst %",
+        "global           5  21.3 +- 2.8  14.2 +- 1.2",
+        "local            5  33.1 +- 0.6  20.0 +- 7.9",
+        "algorithm  epsilon     seconds",
+        "global           5  5.0 +- 1.6",
+        "local            5  2.9 +- 0.2",
+        "a caption",
+    ]
+    assert len(table_lines(table, terminal(80))) == 5
+    assert len(table_lines(table, terminal(30))) == 5, "no room beside the columns that tell rows apart: one line for each row"
+    assert len(table_lines(table, plain(45))) == 5, "lines of a pipe or a file are whole"
