@@ -21,6 +21,7 @@ ENDED, DEAD = ("finished", "interrupted", "failed"), "dead"  # states in run.jso
 ALL_CLIENTS = "all clients"  # the row of a run whose true clusters are unknown
 NAMED, GROUPS = 10, 12
 RECENT = 10  # rounds whose mean time is the expected time of a round
+LAG_S = 3.0  # rounds of small models end faster than their evaluation
 PAUSE_SLACK_S = 600.0  # a pause lasts longer while a client computes; a crash in it leaves no end
 Row = tuple[str, int, float | None, float | None]
 
@@ -253,9 +254,10 @@ class ProgressTail:
     def _finish_rounds(self, view: ProgressView) -> None:
         ended = view.state != "running"
         for at in sorted(at for at in self._served if at > self._last_line):
-            # The observer lags behind the server: the line of a round waits up to two rounds for its accuracy, and not for one that
-            # is left out (output.evaluate_every), which shows once a later round has its own.
-            if max(self._observed, default=0) < at and not ended and view.round < at + 2:
+            # The observer lags behind the server: the line of a round waits two rounds, and at least LAG_S, for its accuracy, and not
+            # for one that is left out (output.evaluate_every), which shows once a later round has its own.
+            age = time.time() - (number(self._served[at].get("time")) or 0.0)  # negative in virtual time
+            if max(self._observed, default=0) < at and not ended and (view.round < at + 2 or 0 <= age < LAG_S):
                 break
             self._lines.append(self._line(at, view))
             self._last_line = at

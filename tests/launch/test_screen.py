@@ -213,6 +213,17 @@ def test_a_line_waits_for_the_observer_but_not_for_ever(tmp_path: Path) -> None:
     assert len(tail.view().lines) == 3
 
 
+def test_lines_of_rounds_that_end_faster_than_their_evaluation_have_their_accuracy(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    tail = ProgressTail(folder)
+    for at in range(1, 6):
+        write_lines(folder / "metrics.jsonl", [{"view": "server", "round": at, "time": time.time(), "seconds": 0.01, "missing": []}])
+    assert tail.view().lines == []
+    seen = [{"view": "observer", "round": at, "time": time.time(), "accuracy_mean": 0.5} for at in range(1, 6)]
+    write_lines(folder / "metrics.jsonl", seen)
+    assert [line.split("  ")[1] for line in tail.view().lines] == ["accuracy 50.0 %"] * 5
+
+
 def test_a_round_that_is_not_evaluated_does_not_hold_up_the_last_lines(tmp_path: Path) -> None:
     """With output.evaluate_every 5 a run of 5 rounds printed three of them: run.json is written after the last look."""
     folder = write_start(tmp_path / "run")
