@@ -27,7 +27,16 @@ from dpcfl_net.results.run_files import mapping
 from dpcfl_net.results.tables import GAP
 from dpcfl_net.results.tables import Table as Comparison
 
-__all__ = ["PlainLines", "ProgressTail", "ProgressView", "Screen", "open_screen", "print_summary", "print_table", "tail_progress"]
+__all__ = [
+    "PlainLines",
+    "ProgressTail",
+    "ProgressView",
+    "Screen",
+    "open_screen",
+    "print_summary",
+    "print_table",
+    "tail_progress",
+]
 
 GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕", AWAY: "○"}
 ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x", AWAY: "o"}

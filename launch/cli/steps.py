@@ -85,6 +85,29 @@ def loading() -> Iterator[None]:
         live.end()
 
 
+@contextmanager
+def computing(what: str) -> Iterator[None]:
+    """Show in a terminal what is computed inside the `with` block, with a running clock; nothing in a pipe or a file.
+
+    Args:
+        what: Text before the seconds.
+    """
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield
+        return
+    live = StepsLive(console, _draw_running, redirect_stdout=False)
+    live.begin(what)
+    try:
+        yield
+    finally:
+        live.end()
+
+
+def _draw_running(steps: Steps) -> Text:
+    return Text("" if steps.running is None else f"{printable(steps.running[0])}: {steps.running[1]:.0f} s", style="dim")
+
+
 def printable(text: Any) -> str:
     """Replace control characters."""
     return str(text).translate(CONTROL)

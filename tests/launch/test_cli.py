@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
 import stat
@@ -208,6 +209,29 @@ def test_help_names_arguments_in_capitals_with_one_pair_of_brackets(command, arg
     usage = capsys.readouterr().out.partition("\n")[0]
     said = [re.sub(r"^[\[{](.*)[\]}](\.\.\.)?$", r"\1", word) for word in usage.partition(" [OPTIONS] ")[2].split()]
     assert " ".join(said) == arguments, usage
+
+
+@pytest.mark.parametrize("group", [(), ("attack",)])
+def test_every_summary_of_a_command_fits_into_its_line(group, capsys):
+    with pytest.raises(SystemExit):
+        main([*group, "--help"])
+    listed = capsys.readouterr().out.partition("\n")[2]
+    assert [line for line in listed.splitlines() if line.endswith("...")] == []
+
+
+def test_an_attack_shows_in_a_terminal_that_it_computes(tmp_path):
+    shown, terminal = pty.openpty()
+    command = [sys.executable, "-m", "dpcfl_net", "attack", "invert", tmp_path]
+    environment = {**os.environ, "TERM": "xterm"}
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, env=environment, timeout=120
+    )
+    os.close(terminal)
+    said = os.read(shown, 1 << 16)
+    os.close(shown)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"attacking: 0 s" in said
+    assert dpcfl("attack", "invert", tmp_path).stderr == f"error: {tmp_path} is not a run folder: it holds no protocol.json\n"
 
 
 def test_the_version_is_printed_by_both_doors():

@@ -217,7 +217,9 @@ def test_lines_of_rounds_that_end_faster_than_their_evaluation_have_their_accura
     folder = write_start(tmp_path / "run")
     tail = ProgressTail(folder)
     for at in range(1, 6):
-        write_lines(folder / "metrics.jsonl", [{"view": "server", "round": at, "time": time.time(), "seconds": 0.01, "missing": []}])
+        write_lines(
+            folder / "metrics.jsonl", [{"view": "server", "round": at, "time": time.time(), "seconds": 0.01, "missing": []}]
+        )
     assert tail.view().lines == []
     seen = [{"view": "observer", "round": at, "time": time.time(), "accuracy_mean": 0.5} for at in range(1, 6)]
     write_lines(folder / "metrics.jsonl", seen)
@@ -406,7 +408,10 @@ def table_lines(table: Table, console: Console) -> list[str]:
 
 
 def test_columns_that_do_not_fit_into_a_terminal_follow_below_with_those_that_tell_rows_apart() -> None:
-    rows = [["global", "5", "21.3 +- 2.8", "14.2 +- 1.2", "5.0 +- 1.6"], ["local", "5", "33.1 +- 0.6", "20.0 +- 7.9", "2.9 +- 0.2"]]
+    rows = [
+        ["global", "5", "21.3 +- 2.8", "14.2 +- 1.2", "5.0 +- 1.6"],
+        ["local", "5", "33.1 +- 0.6", "20.0 +- 7.9", "2.9 +- 0.2"],
+    ]
     table = Table("", ["algorithm", "epsilon", "mean %", "worst %", "seconds"], rows, "a caption", keys=2)
     assert table_lines(table, terminal(45)) == [
         "",

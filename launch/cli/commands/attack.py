@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,9 +19,11 @@ def nan_oracle(folder: RunFolder, as_json: AsJson = False) -> None:
 
     It only uses which updates are finite. It needs a run of threats/nan_oracle.
     """
-    from dpcfl_net.attacks import nan_oracle
+    with _running():
+        from dpcfl_net.attacks import nan_oracle
 
-    _show(folder, nan_oracle.attack(folder), as_json)
+        result = nan_oracle.attack(folder)
+    _show(folder, result, as_json)
 
 
 def selections(
@@ -33,9 +36,11 @@ def selections(
 
     It prints the measured success next to the exact theory. It needs a run of threats/selections_raw, _record or _client.
     """
-    from dpcfl_net.attacks import selections
+    with _running():
+        from dpcfl_net.attacks import selections
 
-    _show(folder, selections.attack(folder, against, None if data_root is None else str(data_root)), as_json)
+        result = selections.attack(folder, against, None if data_root is None else str(data_root))
+    _show(folder, result, as_json)
 
 
 def invert(
@@ -54,9 +59,10 @@ def invert(
 
     It needs a run of threats/invert_raw or threats/invert_dp.
     """
-    from dpcfl_net.attacks import reconstruction
+    with _running():
+        from dpcfl_net.attacks import reconstruction
 
-    result = reconstruction.attack(folder, against, records, None if data_root is None else str(data_root))
+        result = reconstruction.attack(folder, against, records, None if data_root is None else str(data_root))
     _show(folder, result, as_json)
     if against is not None:
         _keep(against, result)
@@ -71,13 +77,15 @@ def membership(
     data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Infer which records a client trained on, from the updates of all clients and rounds (FedMIA).
+    """Infer which records a client trained on (FedMIA).
 
-    It needs a run with output.transcript=full, as threats/membership_raw and threats/membership_dp.
+    It compares the updates of all clients and rounds. It needs a run with output.transcript=full, as threats/membership_raw and threats/membership_dp.
     """
-    from dpcfl_net.attacks import membership as attacks
+    with _running():
+        from dpcfl_net.attacks import membership as attacks
 
-    _show(folder, attacks.attack(folder, measure, records, None if data_root is None else str(data_root)), as_json)
+        result = attacks.attack(folder, measure, records, None if data_root is None else str(data_root))
+    _show(folder, result, as_json)
 
 
 def audit(folder: RunFolder, as_json: AsJson = False) -> None:
@@ -86,11 +94,19 @@ def audit(folder: RunFolder, as_json: AsJson = False) -> None:
     It needs a run of threats/audit_epsilon2, 5 or 10, or of threats/audit_secure. The exit code is 3 if the lower bound exceeds the
     epsilon of the run.
     """
-    from dpcfl_net.attacks.audit.audit import audit_run
+    with _running():
+        from dpcfl_net.attacks.audit.audit import audit_run
 
-    result = audit_run(folder)
+        result = audit_run(folder)
     _show(folder, result, as_json)
     raise typer.Exit(3 if result.facts["broken"] else 0)
+
+
+def _running() -> AbstractContextManager[None]:
+    """Show that an attack computes: some take a minute."""
+    from dpcfl_net.launch.cli.steps import computing
+
+    return computing("attacking")
 
 
 def _show(run: Path, result: AttackResult, as_json: bool) -> None:

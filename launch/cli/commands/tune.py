@@ -61,9 +61,10 @@ def tune(
     log_level: LogLevel = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tune algorithms with the same number of trials each, on validation records.
+    """Tune algorithms with the same number of trials each.
 
-    The best settings of each algorithm then run on all training records and are tested once. It skips finished runs.
+    Trials are scored on validation records. The best settings of each algorithm then run on all training records and are tested
+    once. It skips finished runs.
     """
     from dpcfl_net.launch.cli import tune as tuning
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
