@@ -30,7 +30,7 @@ class Cell:
 
     Attributes:
         values: Values on the axes, by dotted key.
-        label: The axes with several values, as key=value.
+        label: The axes with several values, as key=value; "as configured" without axes.
         config: The configuration.
     """
 
@@ -109,9 +109,9 @@ def _cell(source: Source, axes: Mapping[str, Sequence[str]], texts: Sequence[str
 
 
 def _label(axes: Mapping[str, Sequence[str]], texts: Sequence[str]) -> str:
-    """Name the axes with several values; all axes if none has."""
+    """Name the axes with several values; all axes if none has; without axes, the only cell."""
     items = {key: f"{key}={text}" for key, text in zip(axes, texts, strict=True)}
-    return " ".join(item for key, item in items.items() if len(axes[key]) > 1) or " ".join(items.values())
+    return " ".join(item for key, item in items.items() if len(axes[key]) > 1) or " ".join(items.values()) or "as configured"
 
 
 def _distinct(cells: list[Cell]) -> list[Cell]:

@@ -38,8 +38,11 @@ def print_error(text: str) -> None:
 
 
 def allow_any_encoding() -> None:
-    """Print `?` for characters that the terminal's encoding lacks, such as frames of tables in Latin-1."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    """Print `?` for characters that the terminal's encoding lacks, such as frames of tables in Latin-1 or ASCII."""
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    # In the C locale errors is surrogateescape, which with UTF-8 prints undecodable bytes of file names as they are.
+    if sys.stdout.errors == "strict" or not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="replace")
 
 
@@ -92,7 +95,7 @@ def _usage(error: Any) -> str:
 
 def _with_hint(message: str, context: Any) -> str:
     """Add where to read on, unless the message ends with a suggestion."""
-    if context is None or message.endswith(("?", ")")):
+    if context is None or message.endswith("?"):
         return message
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"
 

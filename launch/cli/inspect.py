@@ -66,6 +66,8 @@ def inspect(folder: Path, chosen: Selection) -> dict[str, Any]:
     protocol: Protocol = job.protocol
     if chosen.client is not None and chosen.client >= len(protocol.roster):
         raise ConfigError(f"--client is {chosen.client}: must be 0 to {len(protocol.roster) - 1}")
+    if chosen.round is not None and chosen.round > protocol.rounds:
+        raise ConfigError(f"--round is {chosen.round}: must be 0 to {protocol.rounds}")
     late, left_out = _late_answers(RunFolder(folder)), 0
     messages: list[dict[str, Any]] = []
     reader = transcript.read(path)

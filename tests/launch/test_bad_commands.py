@@ -271,6 +271,9 @@ NUMBERS: list[Case] = [
     ("inspect {run} --client -1", 2, ["--client"]),
     ("inspect {run} --client 99", 2, ["--client is 99: must be 0 to "]),
     ("inspect {run} --round x", 2, ["--round"]),
+    ("inspect {run} --round 99", 2, ["--round is 99: must be 0 to "]),
+    ("configs quickstart", 2, ["unexpected extra argument", "see `dpcfl configs --help`"]),
+    ("report {run} --jsn", 2, ["No such option: --jsn", "see `dpcfl report --help`"]),
     ("inspect {run} --limit 0", 2, ["--limit"]),
     ("attack invert {run} --records 0", 2, ["--records"]),
     ("bench live --clients 1000000000", 2, ["--clients"]),
@@ -547,9 +550,10 @@ def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys):
     assert (done.code, done.err) == (2, "error: no such configuration file: ?[31mred second line.yaml\n")
 
 
-def test_a_character_that_the_terminal_lacks_is_a_question_mark(places, monkeypatch):
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter in the C locale
+def test_a_character_that_the_terminal_lacks_is_a_question_mark(places, monkeypatch, errors):
     printed = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii", errors=errors))
     with pytest.raises(SystemExit) as left:
         cli.main(["watch", str(places["run"]), "--once"])
     assert (left.value.code, b" ? global" in printed.getvalue()) == (0, True)

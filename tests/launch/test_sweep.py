@@ -107,6 +107,7 @@ def test_the_grid_is_every_combination_with_the_last_axis_fastest(tmp_path):
     assert [cell.label for cell in cells] == [f"privacy.epsilon={e} seed={s}" for e in (3, 5) for s in (0, 1)]
     assert cells[1].values == {"privacy.epsilon": 3, "seed": 1, "rounds": 4}
     assert (cells[1].config.privacy.epsilon, cells[1].config.seed, cells[1].config.rounds) == (3.0, 1, 4)
+    assert [cell.label for cell in sweep_grid.grid(tiny(tmp_path), {})] == ["as configured"]
 
 
 def test_every_cell_is_checked_before_the_first_one_runs(tmp_path):
