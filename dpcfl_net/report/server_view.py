@@ -148,8 +148,9 @@ def _data(view: RunView) -> str:
     data = view.experiment.get("data")
     if not isinstance(data, Mapping):
         return "Not kept in this folder."
-    said = {key: value for key, value in data.items() if value is not None and not isinstance(value, Mapping)}
-    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in said.items()) + "."
+    said = {key: value for key, value in data.items() if value and not isinstance(value, Mapping)}  # 0: no validation records
+    words = {key: "/".join(map(str, value)) if isinstance(value, list) else value for key, value in said.items()}
+    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in words.items()) + "."
 
 
 def _absent(view: RunView) -> str:

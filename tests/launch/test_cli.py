@@ -219,9 +219,10 @@ def test_every_summary_of_a_command_fits_into_its_line(group, capsys):
     assert [line for line in listed.splitlines() if line.endswith("...")] == []
 
 
-def test_an_attack_shows_in_a_terminal_that_it_computes(tmp_path):
+@pytest.mark.parametrize(("command", "word"), [(("attack", "invert"), b"attacking"), (("verify",), b"checking")])
+def test_a_command_shows_in_a_terminal_that_it_computes(tmp_path, command, word):
     shown, terminal = pty.openpty()
-    command = [sys.executable, "-m", "dpcfl_net", "attack", "invert", tmp_path]
+    command = [sys.executable, "-m", "dpcfl_net", *command, tmp_path]
     environment = {**os.environ, "TERM": "xterm"}
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, env=environment, timeout=120
@@ -230,8 +231,8 @@ def test_an_attack_shows_in_a_terminal_that_it_computes(tmp_path):
     said = os.read(shown, 1 << 16)
     os.close(shown)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"attacking: 0 s" in said
-    assert dpcfl("attack", "invert", tmp_path).stderr == f"error: {tmp_path} is not a run folder: it holds no protocol.json\n"
+    assert word + b": 0 s" in said
+    assert dpcfl(*command[3:]).stderr == f"error: {tmp_path} is not a run folder: it holds no protocol.json\n"
 
 
 def test_the_version_is_printed_by_both_doors():

@@ -514,6 +514,12 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
     assert "%" not in server
 
 
+def test_settings_of_the_data_read_like_words(finished: Path) -> None:
+    view = read_run(finished)
+    view.experiment["data"] = {"clients": [2, 2], "shift": "rotation", "validation": 0.0, "test_per_client": 40, "alpha": None}
+    assert "clients: 2/2; shift: rotation; test per client: 40." in [row[2] for row in two_views(view)]
+
+
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [

@@ -98,8 +98,10 @@ def _check(adapter: str, claim: Path, options: Options, as_json: bool, page: Pat
 def _write_vectors(path: Path) -> None:
     from dpcfl_net.attacks.conformance.vectors import document, reference
     from dpcfl_net.core.files import write_text
+    from dpcfl_net.launch.cli.steps import computing
 
-    vectors = reference()
+    with computing("computing bounds"):
+        vectors = reference()
     write_text(path, json.dumps(document(vectors), indent=1) + "\n")
     typer.echo(f'{path}: {len(vectors)} vectors. Fill in each "epsilon", then: dpcfl conformance --accounting {path}')
 

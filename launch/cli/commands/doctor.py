@@ -22,9 +22,14 @@ def doctor(
     """
     from dpcfl_net.launch.cli import doctor as doctors
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
+    from dpcfl_net.launch.cli.steps import computing
 
     with messages_to_stderr(as_json) as stdout:
-        found = doctors.measure() if measure else doctors.check(clients)
+        if measure:
+            found = doctors.measure()
+        else:
+            with computing("checking"):
+                found = doctors.check(clients)
     if as_json:
         print_json(found, stdout)
     else:

@@ -217,11 +217,14 @@ def verify(
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.launch.cli.json_output import print_json
-    from dpcfl_net.results.verify import verify_run
+    from dpcfl_net.launch.cli.steps import computing
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a run folder")
-    checks = verify_run(folder, read_operator_key(operator_key) if operator_key else None)
+    with computing("checking"):
+        from dpcfl_net.results.verify import verify_run
+
+        checks = verify_run(folder, read_operator_key(operator_key) if operator_key else None)
     fails = any(check.holds is False for check in checks)
     if as_json:
         found = [{"check": check.what, "holds": check.holds, "detail": check.detail} for check in checks]
