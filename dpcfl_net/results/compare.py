@@ -178,5 +178,5 @@ def _unequal(results: Sequence[Result]) -> dict[Path, str]:
         usual, _ = Counter(own.get(key) for own in stated).most_common(1)[0]
         for result, own in zip(results, stated, strict=True):
             if own.get(key) != usual:
-                found.setdefault(result.folder, []).append(f"{key} is {own.get(key)}, elsewhere {usual}")
+                found.setdefault(result.folder, []).append(f"{key} is {word(own.get(key))}, elsewhere {word(usual)}")
     return {path: "; ".join(texts) for path, texts in found.items()}

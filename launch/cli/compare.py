@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.launch.cli.json_output import print_json
 from dpcfl_net.launch.cli.screen import print_table
 from dpcfl_net.launch.cli.steps import printable
@@ -47,7 +48,7 @@ def compare_runs(
     """Print the table of runs and sweeps.
 
     Args:
-        folders: Folders of runs or sweeps.
+        folders: Folders of runs or sweeps. Stores of sweeps beside them are left out.
         force: Compare runs whose privacy or data differ.
         csv: File for one line per run.
         page: HTML file for plots and table.
@@ -58,7 +59,7 @@ def compare_runs(
     Raises:
         ConfigError: As `Comparison.of`.
     """
-    comparison = Comparison.of(folders, force=force, fairness=fairness, target=target)
+    comparison = Comparison.of(_without_stores(folders), force=force, fairness=fairness, target=target)
     if form == "table":
         _print(comparison)
     elif form == "json":
@@ -94,6 +95,20 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "alerts": alerts,
         "not_comparable": {str(folder): why for folder, why in comparison.marked.items()},
     }
+
+
+def _without_stores(folders: Sequence[Path]) -> list[Path]:
+    """Leave out stores of sweeps, which `runs/*` also names, and say so; a store alone is an error."""
+    others = [folder for folder in folders if not RunFolder(folder).run.exists() and not SweepFolder(folder).sweep.exists()]
+    if not others or len(others) == len(folders):
+        return list(folders)
+    from dpcfl_net.launch.sweeps import STORE
+
+    stores = [folder for folder in others if folder.name == STORE]
+    for folder in stores:
+        shown = printable(folder)
+        print(f"left out {shown}: it holds the runs of sweeps; to compare them one by one give {shown}/*", file=sys.stderr)
+    return [folder for folder in folders if folder not in stores]
 
 
 def _cells(table: Table | None) -> list[dict[str, str]]:

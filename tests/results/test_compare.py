@@ -326,6 +326,23 @@ def test_one_run_is_written_in_the_singular(tmp_path):
     assert done.stdout.splitlines()[-1] == f"wrote 1 run to {tmp_path}/all.csv"
 
 
+def test_the_store_of_sweeps_beside_runs_is_left_out(tmp_path):
+    """After a sweep `dpcfl compare runs/*` names the store, too."""
+    write_result(tmp_path / "store/global-1")
+    folders = [write_result(tmp_path / "a"), tmp_path / "store"]
+    done = dpcfl("compare", *folders, "--json")
+    assert done.returncode == 0, done.stderr
+    assert [run["folder"] for run in json.loads(done.stdout)["runs"]] == [str(tmp_path / "a")]
+    assert f"left out {tmp_path}/store: it holds the runs of sweeps" in done.stderr
+    assert dpcfl("compare", tmp_path / "store").returncode == 2
+
+
+def test_a_term_that_other_runs_lack_is_a_dash(tmp_path):
+    others = [write_result(tmp_path / name) for name in "ab"]
+    apart = write_result(tmp_path / "c", data={"evaluate": "validation", "validation": 0.2})
+    assert "data.evaluate is validation, elsewhere –" in dpcfl("compare", *others, apart).stderr
+
+
 def test_a_folder_of_runs_is_refused_with_the_way_to_name_them(tmp_path):
     write_result(tmp_path / "a")
     done = dpcfl("compare", tmp_path)
