@@ -48,7 +48,7 @@ def page(protocol: Protocol, found: Curve, scored: list[Scored], rounds: int, ep
     own = [auc(each.members, each.others) for each in scored]
     return AttackResult(
         name=NAME,
-        title="Which records the server can tell that a client trained on",
+        title="Membership: which records a client trained on",
         headline=f"{protocol.name}: AUC {found.auc:.3f} ({found.low:.3f} to {found.high:.3f}), 0.5 by chance, over "
         f"{_counted(scored)} of {len(scored)} clients and {rounds} rounds.",
         sentences=_sentences(protocol, epsilon, measure, above, len(scored)),

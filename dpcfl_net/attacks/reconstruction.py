@@ -294,7 +294,7 @@ def result(
     baseline = ["no run: the test images' mean, equal label counts", *_psnr_cells(mean), _percent(chance)]
     return AttackResult(
         name="invert",
-        title="What the server can reconstruct of records",
+        title="Reconstruction of records from updates",
         headline=_headline(outcomes, mean, chance),
         sentences=_sentences(outcomes, why, len(tried), chance, len(slices)),
         columns=["run", "PSNR, dB", "min", "max", "labels"],

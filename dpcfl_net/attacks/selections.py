@@ -133,10 +133,8 @@ def _measured(recording: Recording, result: Curves) -> str:
 
 def _sentences(recording: Recording, own: Curves) -> list[str]:
     count = len(own.measured)
-    agreement = (
-        f"Guesses against the true clusters: adjusted Rand index {own.agreement[0]:.2f} after one choice and "
-        f"{own.agreement[-1]:.2f} after {count} (1: the same partition, 0: chance)."
-    )
+    found = _first_and_last(own.agreement)
+    agreement = f"Guesses against the true clusters: adjusted Rand index {found} (1: the same partition, 0: chance)."
     updates = "Information about clusters in the updates themselves is not counted here."
     if not recording.etas:
         return ["Each choice is sent raw, so it is the answer for its round.", agreement, updates]
@@ -145,14 +143,21 @@ def _sentences(recording: Recording, own: Curves) -> list[str]:
     one_record, equal = right_after(max(recording.etas), recording.clusters, count)[-1], min(epsilons) == max(epsilons)
     return [
         f"Each choice is made by the exponential mechanism with eta = {_range(recording.etas)} per record. This protects one record: a "
-        f"secret that one record decides is guessed correctly with probability at most {one_record:.2f} after {count} choices.",
+        f"secret that one record decides is guessed correctly with probability at most {one_record:.2f} after "
+        f"{'one choice' if count == 1 else f'{count} choices'}.",
         f"A client's cluster is not such a secret, since all its {_range(records, 'd')} records contribute to it. Its bound is that of epsilon "
-        f"{_range(epsilons)} per choice: {own.at_most[0]:.2f} after one and {own.at_most[-1]:.2f} after {count}"
+        f"{_range(epsilons)} per choice: {_first_and_last(own.at_most)}"
         f"{'' if equal else ', means over the clients'}. "
-        f"Expected from the clients' real scores: {own.predicted[0]:.2f} and {own.predicted[-1]:.2f}.",
+        f"Expected from the clients' real scores: {_first_and_last(own.predicted)}.",
         agreement,
         updates,
     ]
+
+
+def _first_and_last(values: Sequence[float]) -> str:
+    """The values after one choice and after all of them."""
+    first = f"{values[0]:.2f} after one choice"
+    return first if len(values) == 1 else f"{first} and {values[-1]:.2f} after {len(values)}"
 
 
 def _range(values: Sequence[float], form: str = ".4g") -> str:

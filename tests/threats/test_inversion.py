@@ -168,7 +168,7 @@ def test_an_update_is_the_gradient_of_its_record(recorded):
 def test_both_reports_show_the_grid_and_the_table(recorded, attacked):
     for folder in recorded.values():
         text = own_part(write_report(folder))
-        assert "What the server can reconstruct of records" in text
+        assert "Reconstruction of records from updates" in text
         assert text.count('<image x="0.0" y="0.0"') == 3  # for narrow, middling and wide windows
         figure = json.loads(re.search(r"const figures = (.*);\n", text)[1])["attack-invert"]
         assert figure["data"][0]["source"].startswith("data:image/png;base64,")

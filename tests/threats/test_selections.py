@@ -233,7 +233,7 @@ def test_the_bounds_are_those_of_each_clients_own_epsilon(tmp_path):
         bounds = [selection_guess.right_after(eta * each, 2, 1)[0] for eta in planned]
         assert found.facts[name] == pytest.approx([np.mean(bounds)])
     largest = selection_guess.right_after(planned[0], 2, 1)[0]
-    assert any(f"with probability at most {largest:.2f} after 1 choices" in text for text in found.sentences), found.sentences
+    assert any(f"with probability at most {largest:.2f} after one choice." in text for text in found.sentences), found.sentences
 
 
 def test_what_holds_no_choices_says_so(recorded, tmp_path):
