@@ -58,7 +58,6 @@ def main(arguments: Sequence[str]) -> int:
     busy = threading.Event()
     threading.Thread(target=_read, args=(sys.stdin, cells, busy), daemon=True).start()
     while (cell := cells.get()) is not None:
-        busy.set()
         line = _run(Path(folder), cell).to_json() + "\n"
         busy.clear()
         try:
@@ -69,9 +68,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read(source: TextIO, cells: queue.SimpleQueue[dict[str, Any] | None], busy: threading.Event) -> None:
-    """Pass on the lines of the parent. Its end interrupts the cell that runs, as a signal would."""
+    """Pass on the lines of the parent. Its end interrupts a cell that runs or is to run, as a signal would."""
     for line in source:
         if line.endswith("\n"):  # a parent that was killed may leave a part of a line
+            busy.set()  # here, not where the cell begins: the parent may end before that
             cells.put(json.loads(line))
     cells.put(None)
     if busy.is_set():

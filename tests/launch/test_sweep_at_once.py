@@ -21,7 +21,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import sweep_grid, sweeps
 from dpcfl_net.launch.cells import in_time, memory, process
 from dpcfl_net.launch.cells.labels import labels
-from dpcfl_net.launch.cells.local import share
+from dpcfl_net.launch.cells.local import CellProcess, share
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.cells.queue import CellQueue
 from dpcfl_net.launch.cells.run_cell import with_slots
@@ -218,6 +218,17 @@ def test_a_process_reads_the_configuration_that_a_line_holds(name, tmp_path):
     assert process.given(line) == (config, tmp_path)
     with pytest.raises(ConfigError, match="belongs to"):
         process.given({**line, "run": str(run.with_name("global-0"))})
+
+
+def test_no_cell_runs_for_a_sweep_that_ended_while_its_process_started(tmp_path):
+    plan = Sweep.of(tiny(tmp_path / "c"), ["seed=0:1"], tmp_path / "out")
+    (run,) = plan.folders()
+    cell = CellProcess(plan.folder, tmp_path / "log")
+    cell.start({"config": plan.cells[0].config.model_dump(mode="json"), "run": str(run)}, 1)
+    cell.hang_up()  # as the kernel does when the sweep is killed
+    assert cell.outcomes.read() == b""  # until the end of the process
+    cell.close(5)
+    assert not (run / "run.json").exists()
 
 
 def test_a_cell_of_another_version_is_refused(tmp_path, monkeypatch):
