@@ -146,7 +146,10 @@ def _become(title: str, descriptors: list[int], environment: dict[str, str]) -> 
     os.closerange(FIRST_FREE + len(others), os.sysconf("SC_OPEN_MAX"))
     handle = os.pidfd_open(os.getpid())
     with socket.socket(fileno=os.dup(CHANNEL)) as end:
-        socket.send_fds(end, [str(os.getpid()).encode()], [handle])
+        try:
+            socket.send_fds(end, [str(os.getpid()).encode()], [handle])
+        except OSError:  # the launcher has ended
+            os._exit(4)
     os.close(handle)
     run(title, content, environment)
 
@@ -229,5 +232,6 @@ def _tell(code: int, text: str) -> None:
 
 def _exit_with_launcher() -> None:
     """Exit when the launcher ends, also by SIGKILL; ledgers and checkpoints stay consistent."""
-    os.read(CHANNEL, 1)
+    with contextlib.suppress(ConnectionResetError):  # it has ended without having read the handle of this process
+        os.read(CHANNEL, 1)
     os._exit(4)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from api_runs import TINY
 from conftest import assert_nothing_left
@@ -12,6 +14,7 @@ from conftest import assert_nothing_left
 from dpcfl_net.core.errors import StopRun
 from dpcfl_net.experiment import config
 from dpcfl_net.launch import running
+from dpcfl_net.launch.placement import child
 from dpcfl_net.launch.placement.child import ForkServer, role_environment, start_of
 from dpcfl_net.launch.placement.host_aggregator import end_of_log
 
@@ -20,11 +23,11 @@ def message_of(main: str, argument: object, log: Path) -> str:
     """Message of a child that has failed."""
     server = ForkServer()
     try:
-        child = server.fork("the child", start_of(main, argument, role_environment()), log)
+        forked = server.fork("the child", start_of(main, argument, role_environment()), log)
         try:
-            return str(child.failure(child.wait(60)))
+            return str(forked.failure(forked.wait(60)))
         finally:
-            child.close()
+            forked.close()
     finally:
         server.close()
 
@@ -41,6 +44,39 @@ def test_another_error_is_told_too_where_the_log_cannot_be_written(tmp_path):
     (tmp_path / "full").symlink_to("/dev/full")
     found = message_of("full_disk:empty", "", tmp_path / "full")
     assert found.startswith("the child ended with code 70: AttributeError: module 'full_disk' has no attribute 'empty'")
+
+
+class Killed(Exception):
+    """Stands for the end of the launcher."""
+
+
+def rest(seconds: float) -> None:
+    """Main function of a child that has nothing to do."""
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("has_answered", [True, False])
+def test_a_process_ends_with_a_launcher_that_was_killed_while_it_started_it(tmp_path, monkeypatch, has_answered):
+    def killed(wait, seconds):
+        if has_answered:
+            assert wait(seconds)  # the answer is there, and nobody reads it
+        raise Killed
+
+    server, log, start = ForkServer(), tmp_path / "log", start_of("test_ended_processes:rest", 20, role_environment())
+    try:
+        server.wait_until_loaded(lambda: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(child, "wait_awake", killed)
+            with pytest.raises(Killed):
+                server.fork("the child", start, log)
+        later = server.fork("the next child", start, tmp_path / "other log")  # so the first one was forked
+        parent, deadline = psutil.Process(server.pid), time.monotonic() + 4
+        while len(parent.children()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert ([left.pid for left in parent.children()], log.read_text()) == ([later.pid], "")
+        later.close()
+    finally:
+        server.close()
 
 
 class Broken:
