@@ -19,12 +19,10 @@ def restored() -> Iterator[None]:
     ran before stay.
     """
     before = {name: os.environ.get(name) for name in VARIABLES}
-    ran_before = parents.running()
     try:
-        yield
+        with parents.for_a_call():
+            yield
     finally:
-        if not ran_before:
-            parents.close()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

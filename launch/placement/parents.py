@@ -6,8 +6,10 @@ The coordinator and the observer are children of the first, which never holds a 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dpcfl_net.core.errors import RunFailed
@@ -17,18 +19,21 @@ from dpcfl_net.launch.placement.fork_server import Start
 # Folder, operator's key and data folder of a job.
 JobSource = tuple[Path, str, str | None]
 ENDING_S = 1.0  # a process that is killed closes its sockets before it counts as ended
+_lock = threading.RLock()  # threads of a program may each begin a run
 _libraries: ForkServer | None = None
 _workers: ForkServer | None = None
+_calls, _stay = 0, False  # open `for_a_call` blocks, and whether a fork server ran before the first of them
 
 
 def warm() -> ForkServer:
     """Return the fork server with libraries alone; start it if it does not run. It loads them while this process goes on."""
     global _libraries
-    if _libraries is None or not _libraries.alive():
-        if _libraries is not None:
-            _libraries.close()
-        _libraries = ForkServer()
-    return _libraries
+    with _lock:
+        if _libraries is None or not _libraries.alive():
+            if _libraries is not None:
+                _libraries.close()
+            _libraries = ForkServer()
+        return _libraries
 
 
 def preload(job: JobSource | None = None) -> ForkServer:
@@ -38,12 +43,14 @@ def preload(job: JobSource | None = None) -> ForkServer:
         job: A job to read in advance, which workers inherit; no effect if the parent runs.
     """
     global _workers
-    if _workers is None or not _workers.alive():
-        if _workers is not None:
-            _workers.close()
-        start = start_of("dpcfl_net.launch.placement.preload:serve_workers", job, worker_environment(), watches_launcher=False)
-        _workers = ForkServer(fork_role("parent of all workers", start, Path(os.devnull)))
-    return _workers
+    with _lock:
+        if _workers is None or not _workers.alive():
+            if _workers is not None:
+                _workers.close()
+            main = "dpcfl_net.launch.placement.preload:serve_workers"
+            start = start_of(main, job, worker_environment(), watches_launcher=False)
+            _workers = ForkServer(fork_role("parent of all workers", start, Path(os.devnull)))
+        return _workers
 
 
 def fork_role(title: str, start: Start, log: Path, descriptors: Sequence[int] = ()) -> Child:
@@ -67,9 +74,20 @@ def _fork(parent: Callable[[], ForkServer], title: str, start: Start, log: Path,
         return parent().fork(title, start, log, descriptors)
 
 
-def running() -> bool:
-    """Return True if a fork server runs."""
-    return _libraries is not None
+@contextlib.contextmanager
+def for_a_call() -> Iterator[None]:
+    """End, after the block, the fork servers that were started inside; those that other threads use end with their last block."""
+    global _calls, _stay
+    with _lock:
+        _stay = _stay if _calls else _libraries is not None
+        _calls += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _calls -= 1
+            if not _calls and not _stay:
+                close()
 
 
 def pids() -> set[int]:
@@ -81,7 +99,8 @@ def pids() -> set[int]:
 def close() -> None:
     """End both fork servers, also when this process exits. Processes that they have forked continue."""
     global _libraries, _workers
-    for server in (_workers, _libraries):
-        if server is not None:
-            server.close()
-    _libraries = _workers = None
+    with _lock:
+        for server in (_workers, _libraries):
+            if server is not None:
+                server.close()
+        _libraries = _workers = None
