@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -115,10 +115,13 @@ class HostAgent:
     def send(self, command: Message) -> None:
         """Send a command; queue it while there is no connection."""
         with self._lock:
-            if self._connection is not None and self._answered:
-                self._connection.send(command.line())
-            else:
-                self._queued.append(command)
+            self._send_locked(command)
+
+    def _send_locked(self, command: Message) -> None:
+        if self._connection is not None and self._answered:
+            self._connection.send(command.line())
+        else:
+            self._queued.append(command)
 
     def ask_for_keys(self, command: PrepareKeys) -> None:
         """Ask for the keys of clients; the agent must answer with the keys of these clients and of no others."""
@@ -146,10 +149,10 @@ class HostAgent:
 
     def start(self, process: ClientRange, log: Path) -> RemoteHandle:
         """Start a worker on the host; on a lost host after reconnection."""
+        command = StartWorker(first=process.clients[0], count=len(process.clients), group=process.group)
         handle = RemoteHandle(self.send, process, log)
-        with self._lock:
+        with self._sending_or_reconnecting(command):
             self._handles[process.clients[0]] = handle
-        self._send_or_reconnect(StartWorker(first=process.clients[0], count=len(process.clients), group=process.group))
         return handle
 
     def start_aggregator(self, command: StartAggregator, title: str, files: RunFolder) -> RemoteAggregator:
@@ -161,15 +164,20 @@ class HostAgent:
             files: The run folder.
         """
         handle = RemoteAggregator(self.send, title, files)
-        with self._lock:
+        with self._sending_or_reconnecting(command):
             self._running_aggregator = handle
-        self._send_or_reconnect(command)
         return handle
 
-    def _send_or_reconnect(self, command: Message) -> None:
+    @contextmanager
+    def _sending_or_reconnecting(self, command: Message) -> Iterator[None]:
+        """Send the command of a process that is noted inside the `with` block.
+
+        Both at once: a process that was noted before the end of a connection, and started after it, would count as ended while it runs.
+        """
         with self._lock:
+            yield
             is_lost = self._thread is None or not self._thread.is_alive()
-        self.send(command)
+            self._send_locked(command)
         if is_lost:
             self.open(reconnect=True)
 

@@ -1,0 +1,61 @@
+"""A connection to a host that ends at the moment at which a process is started there."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from dpcfl_net import __version__
+from dpcfl_net.launch.placement import remote
+from dpcfl_net.launch.placement.base import ClientRange
+from dpcfl_net.launch.placement.messages import AgentHello, StartWorker, read_command
+from dpcfl_net.launch.placement.remote import Host, HostAgent
+
+
+class Connection:
+    """A connection to an agent that answers and starts nothing."""
+
+    def __init__(self):
+        self.sent, self.ends = [], threading.Event()
+
+    def send(self, data):
+        self.sent.append(read_command(data.rstrip()))
+
+    def reports(self):
+        yield AgentHello(version=__version__, host="far", cores=1, memory=1, gpus=[]).line().rstrip()
+        self.ends.wait(10)
+
+    def failure(self):
+        return "the connection was lost"
+
+    def hang_up(self):
+        self.ends.set()
+
+    def close(self, patience_s):
+        self.ends.set()
+
+
+def test_a_worker_that_starts_while_its_host_is_lost_runs_once_and_is_known(tmp_path, monkeypatch):
+    """It counted as ended, was started all the same after the reconnection, and a second time as a restart."""
+    connections = [Connection(), Connection()]
+    left = iter(connections)
+    agent = HostAgent(Host("far", lambda: next(left)))
+    agent.open()
+    agent.wait_for(agent.has_answered, 5)
+
+    def lost_meanwhile(**fields):
+        connections[0].ends.set()
+        agent.join(5)
+        return StartWorker(**fields)
+
+    monkeypatch.setattr(remote, "StartWorker", lost_meanwhile)
+    handle = agent.start(ClientRange(range(1), group=False), tmp_path / "log")
+    deadline = time.monotonic() + 4
+    while not connections[1].sent and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [command.first for command in connections[1].sent] == [0]
+    assert handle.poll() is None
+    agent.hang_up()
+    agent.join(5)
+    assert handle.poll() is not None
+    handle.close()
