@@ -130,11 +130,12 @@ def new(
     files = RunFolder(folder)
     # Unique: a host may serve several launchers with equal folder names. It accepts fewer characters than a folder name.
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', folder.name)[:100].lstrip('_.-')}-{secrets.token_hex(4)}"
-    with _open_placement(config, options, name, files.logs) as placement:
-        config = _with_tree(config, options, placement)
-        hosts = _assign(config, placement)
-        with run_lock(folder):  # a killed preparation has the mark and no lock: the next run in `out` removes it
+    with ExitStack() as stack:
+        with run_lock(folder):  # a killed or failed preparation has the mark and no lock: the next run in `out` removes it
             files.preparing.touch()
+            placement = stack.enter_context(_open_placement(config, options, name, files.logs))
+            config = _with_tree(config, options, placement)
+            hosts = _assign(config, placement)
             write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": hosts}, indent=1) + "\n")
             with open_screen() as screen:
                 new_run.prepare(folder, config, placement, screen.prepare)

@@ -29,6 +29,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config import load
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch import cli
+from dpcfl_net.launch.drafts import remove_left_drafts
 from dpcfl_net.launch.new_run import new_folder
 from dpcfl_net.launch.placement import connection, slurm
 from dpcfl_net.launch.placement.base import LOST, ClientRange
@@ -344,6 +345,15 @@ def test_a_host_that_does_not_answer_well_is_named(tmp_path, entry, said):
     assert refused.exit_code == 4
     assert said in str(refused)
     assert_nothing_left(tmp_path)
+
+
+def test_the_next_run_removes_the_folder_of_a_launch_that_could_not_connect(tmp_path):
+    config, hosts, out = write_config(tmp_path / "c"), hosts_file(tmp_path, {"through": ["false"]}), tmp_path / "out"
+    refusal("launch", config, "--on", "ssh", "--hosts", hosts, *AT, "--out", out)
+    (left,) = out.iterdir()
+    assert (left / "logs").is_dir()  # until then they tell why
+    remove_left_drafts(out)
+    assert not list(out.iterdir())
 
 
 LYING = """
