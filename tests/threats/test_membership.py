@@ -209,7 +209,7 @@ def test_the_command_attacks_a_recorded_run(finished_run, tmp_path):
     assert result.facts["epsilon"] is None or result.facts["epsilon"] > 0
     assert not result.facts["above_limit"]
     assert not any("too narrow" in sentence for sentence in result.sentences)
-    assert "Which records the server can tell" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "Membership: which records a client trained on" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_too_few_clients_from_one_model_are_refused(finished_run, tmp_path, monkeypatch):
