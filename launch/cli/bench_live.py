@@ -50,7 +50,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int | 
         if document["state"] != "finished":
             raise KeyboardInterrupt
         lines = [line for line in runlog.each(RunFolder(folder).metrics) if "started" in line]
-    found = watcher.figures(lines)
+    found = watcher.figures(lines, sampled)
     print(f"{clients} clients, {sampled} sampled per round, {settings.runtime.clients_per_worker} per process; {rounds} rounds")
     print(
         f"seconds per round: {found['seconds']:.2f} (first round {found['first_seconds']:.2f}); {found['started']:.0f} clients started"
@@ -58,7 +58,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int | 
     if not found["cpu_ms_by_role"]:
         print("processor time: not measured, since rounds ended between two looks at the processes; use more clients")
     else:
-        print(f"milliseconds of processor time per started client: {found['cpu_ms']:.1f}, by role")
+        print(f"milliseconds of processor time per {found['cpu_per']}: {found['cpu_ms']:.1f}, by role")
     for who, spent in found["cpu_ms_by_role"].items():
         print(f"  {who:<12}{spent:7.1f}")
     if found["pss_processes"]:
@@ -121,19 +121,21 @@ class _Watcher:
     def close(self) -> None:
         """See `running.ProgressDisplay`."""
 
-    def figures(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    def figures(self, lines: list[dict[str, Any]], sampled: int) -> dict[str, Any]:
         quiet = [line for line in lines if 1 < line["round"] <= self.rounds - QUIET_ROUNDS] or lines
-        by_role = {}
+        by_role, started = {}, 0
         if len(self.spent) > 1:
             (begin, before), (end, after) = self.spent[0], self.spent[-1]
-            started = sum(line["started"] for line in lines if begin < line["round"] <= end) or 1
-            by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / started for role in sorted(after)}
+            started = sum(line["started"] for line in lines if begin < line["round"] <= end)
+            parts = started or sampled * (end - begin)  # if all clients stay alive, none starts
+            by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / parts for role in sorted(after)}
         by_second = {int(at): count for at, count in self.counts}
         return {
             "seconds": statistics.median(line["seconds"] for line in quiet),
             "first_seconds": lines[0]["seconds"],
             "started": statistics.median(line["started"] for line in quiet),
             "cpu_ms": sum(by_role.values()),
+            "cpu_per": "started client" if started else "client and round",
             "cpu_ms_by_role": by_role,
             "pss_gib": _total(self.memory) / 2**30,
             "pss_processes": sum(each.processes for each in self.memory.values()),

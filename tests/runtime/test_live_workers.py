@@ -481,6 +481,15 @@ def test_a_benchmark_that_ends_between_two_looks_says_so(capsys):
     assert "processor time: not measured, since rounds ended between two looks" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("started", "per", "each"), [(0, "client and round", 100.0), (1, "started client", 300.0)])
+def test_the_benchmark_counts_by_clients_that_start_or_by_rounds_if_none_does(started, per, each):
+    """With all clients alive it printed the processor time of all of them as that of one."""
+    watcher = bench_live._Watcher(4)
+    watcher.counts, watcher.spent = [(0.0, 3)], [(1, {"worker": 1.0}), (3, {"worker": 1.6})]
+    found = watcher.figures([{"round": at, "seconds": 0.1, "started": started} for at in range(1, 5)], 3)
+    assert (found["cpu_per"], found["cpu_ms"]) == (per, pytest.approx(each))
+
+
 @pytest.mark.slow
 def test_a_thousand_clients_with_a_hundred_alive_fit_three_gibibytes():
     found = bench_live.live(rounds=5)
