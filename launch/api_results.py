@@ -1,4 +1,4 @@
-"""What `sweep` and `tune` return."""
+"""Results of `sweep` and `tune`."""
 
 from __future__ import annotations
 

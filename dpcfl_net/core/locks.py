@@ -65,7 +65,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def try_own(path: Path) -> int | None:
-    """Take the lock of a file that whoever holds it may remove, as `try_lock`.
+    """Take a lock without waiting, as `try_lock`, where a process that holds the lock may also remove its file.
 
     Returns:
         The descriptor; None also if another process removed or replaced the file before its lock was taken.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
 
 __all__ = ["Arrays", "Federation", "Results"]
+
+NO_OPEN_TASKS = "tasks cannot stay open with runtime.aggregators: use calls, or set runtime.aggregators to 0"
 
 
 class CentralServer(Protocol):
@@ -75,7 +78,7 @@ class Results(Mapping[int, Arrays]):
         return {client: arrays[name] for client, arrays in self._answers.items()}
 
 
-class Federation:
+class Federation(ABC):
     """The server's view of its clients; a subclass defines how tasks are delivered.
 
     Args:
@@ -330,22 +333,23 @@ class Federation:
         """
         return self.trusted_server.release(self, method.central_step.kind, tensors, buffer)
 
+    @abstractmethod
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
         """Deliver encoded tasks and pass encoded releases to `take` in client order; sets `lost` and `refused`.
 
         `window` is the most clients asked ahead of the first without an answer; None: no limit.
         """
-        raise NotImplementedError
 
     def submit(self, work: Participation) -> None:
         """Give a client a task without waiting for its answer; nothing happens if the client has an open one.
 
-        Only federations with asynchronous rounds define it.
-
         Args:
             work: The task.
+
+        Raises:
+            RunFailed: If the clients connect to aggregators, which pass on calls alone.
         """
-        raise NotImplementedError
+        raise RunFailed(NO_OPEN_TASKS)
 
     def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
         """Wait until the next open task ends, in order of arrival.
@@ -390,8 +394,8 @@ class Federation:
         return found
 
     def _next_outcome(self, among: Collection[int] | None) -> Outcome:
-        """Wait for the end of an open task; only federations with asynchronous rounds define it."""
-        raise NotImplementedError
+        """Wait for the end of an open task; errors as `submit`."""
+        raise RunFailed(NO_OPEN_TASKS)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Make a generator for one purpose of this round; a resumed run gets the same one.

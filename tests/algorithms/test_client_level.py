@@ -25,11 +25,11 @@ from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
-from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
+from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
@@ -72,7 +72,7 @@ def job_for(folder, algorithm, privacy, **changes):
 
 def context(slot, key, noise=1.0, clients=20):
     """A central server's context over clients that are never called."""
-    fed = Federation.__new__(Federation)
+    fed = InProcessFederation.__new__(InProcessFederation)
     fed.clients, fed.round = list(range(clients)), 1
     adjacency = "replace-one" if slot.sampling == "fixed" else "zero-out"
     return CentralContext(fed, Charge(key, {"round": slot}, noise, adjacency), {})

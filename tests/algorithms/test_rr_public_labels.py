@@ -18,12 +18,12 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
+from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
@@ -222,7 +222,7 @@ SAMPLED = LabelledCentralSlot("round", "fixed", 5, 20, label_epsilon=1.2, catego
 
 def central(key, slot=SAMPLED):
     """A central server's context over clients that are never called."""
-    fed = Federation.__new__(Federation)
+    fed = InProcessFederation.__new__(InProcessFederation)
     fed.clients, fed.round = list(range(20)), 1
     return CentralContext(fed, Charge(key.to_bytes(32, "big"), {"round": slot}, 1.0, "replace-one"), {})
 

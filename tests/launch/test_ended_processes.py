@@ -59,7 +59,7 @@ def rest(seconds: float) -> None:
 def test_a_process_ends_with_a_launcher_that_was_killed_while_it_started_it(tmp_path, monkeypatch, has_answered):
     def killed(wait, seconds):
         if has_answered:
-            assert wait(seconds)  # the answer is there, and nobody reads it
+            assert wait(seconds)  # the answer has arrived; it stays unread
         raise Killed
 
     server, log, start = ForkServer(), tmp_path / "log", start_of("test_ended_processes:rest", 20, role_environment())

@@ -1,4 +1,4 @@
-"""A full output pipe that nobody reads, for example of a waiting pager: the run goes on, and a signal ends it."""
+"""The output is a full pipe that nobody reads, as with a pager. The run continues, and a signal ends it."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation import group_messages as wire
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans
+from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.call_limits import NO_LAUNCHER, CallLimits
 from dpcfl_net.federation.tree import GroupCalls, TreeFederation
 from dpcfl_net.results.verify import verify_run
@@ -381,3 +382,12 @@ def test_processes_that_are_started_manually(tmp_path):
     _, state = last_state(run)
     alone = simulate(job_of(job), tmp_path / "again")
     assert np.array_equal(state.models.view("u4"), alone.models.view("u4"))
+
+
+def test_a_task_cannot_stay_open_with_aggregators(finished):
+    """An algorithm of one's own that asked for it ended with an error without words."""
+    algorithm = job_of(finished).algorithm
+    fed = TreeFederation(algorithm, None, CallLimits(quorum=0.0), NO_LAUNCHER, print)
+    for ask in (lambda: fed.submit(Participation(0, 1, "train", {})), fed.next_outcome):
+        with pytest.raises(RunFailed, match=r"tasks cannot stay open with runtime\.aggregators"):
+            ask()
