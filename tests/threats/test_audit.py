@@ -150,7 +150,7 @@ def test_a_sound_run_is_not_accused_and_much_of_its_epsilon_is_found(sound):
         found = bounds_of(result, view, LIKELIHOOD)
         assert least < found["gdp"] < 5.5
         assert 0.3 < found["guesses"] < 5
-        assert found["tail"] == 0
+        assert found["tail"] < 7.4  # 0 or 5 as a rule: .17 canaries are expected above the threshold, six with probability 4e-8
         assert found["noise"] == pytest.approx(1, abs=0.03)
     assert result.facts["discrepancy"] < 1e-3
 
