@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Claim, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
-from dpcfl_net.results import compare, compare_table
+from dpcfl_net.reproduce.r_dpcfl_variants import by_variant, spread
+from dpcfl_net.results.tables import Table
 
 STRENGTHS = (0.0, 0.005, 0.02, 0.1, 0.5)
 SEEDS = {"laptop": tuple(range(6)), "paper": (0, 1, 2, 3)}
+LOCAL = "Local"
+Cell = tuple[str, float | None, int]  # algorithm, lambda (None: Local) and seed of a run
 
 
 class NoOp(Reproduction):
@@ -24,31 +28,47 @@ class NoOp(Reproduction):
     title = "MR-MTL: effective regulariser against a regulariser without effect"
     complete_runs = True
 
+    run_columns = ("algorithm", "lam", "seed")
+
     def compute(self, context: Context) -> ReproductionResult:
-        setting = CONFIGS[context.scale][0]
-        path, seeds = packaged(f"r_dpcfl/fig6/{setting}"), context.seeds(SEEDS[context.scale])
-        pulled = context.results(path, {"algorithm.name": ["mr-mtl"], "algorithm.lam": STRENGTHS, "seed": seeds})
-        alone = context.results(path, {"algorithm.name": ["local"], "seed": seeds})
-        rows = [{"lam": result.settings["algorithm"].get("lam"), **row_of(setting, result)} for result in [*pulled, *alone]]
-        by_strength = {
-            measure: [
-                (lam, sum(100 * float(r.final[measure]) for r in pulled if r.settings["algorithm"]["lam"] == lam) / len(seeds))
-                for lam in STRENGTHS
-            ]
-            for measure in ("accuracy_mean", "accuracy_minority")
-        }
-        local = {m: sum(100 * float(r.final[m]) for r in alone) / len(seeds) for m in by_strength}
+        setting, seeds = CONFIGS[context.scale][0], context.seeds(SEEDS[context.scale])
+
+        def plan(cell: Cell) -> tuple[Sequence[Any], Grid]:
+            algorithm, lam, seed = cell
+            strength = {} if lam is None else {"algorithm.lam": [lam]}
+            return cell, (packaged(f"r_dpcfl/fig6/{setting}"), {"algorithm.name": [algorithm], **strength, "seed": [seed]})
+
+        cells: list[Cell] = [("mr-mtl", lam, seed) for lam in STRENGTHS for seed in seeds]
+        cells += [("local", None, seed) for seed in seeds]
+        measured = measure(
+            self, context, cells, plan, lambda cell, result: [{"lam": cell[1], **row_of(setting, result)}], whole=True
+        )
+        return measured.count(self.judge(measured.rows))
+
+    def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
+        """Build plot, table and claims from the lines of data.csv."""
+        named = [{**row, "system": LOCAL if row["lam"] is None else f"MR-MTL, lambda {row['lam']:g}"} for row in rows]
+        mean, minority = (
+            {name: fmean(own.values()) for name, own in by_variant(named, key, of="system").items()}
+            for key in ("accuracy_mean", "accuracy_minority")
+        )
+        names = {lam: f"MR-MTL, lambda {lam:g}" for lam in STRENGTHS}
         figure = lines(
             "no-op", "Accuracy against lambda",
-            {"mean": by_strength["accuracy_mean"], "minority": by_strength["accuracy_minority"],
-             "mean, Local": [(lam, local["accuracy_mean"]) for lam in STRENGTHS]},
+            {"mean": [(lam, mean[name]) for lam, name in names.items()],
+             "minority": [(lam, minority[name]) for lam, name in names.items()],
+             "mean, Local": [(lam, mean[LOCAL]) for lam in STRENGTHS]},
             "lambda", "accuracy, %", caption="Published code computes lambda 0 for every lambda.",
         )  # fmt: skip
-        table = compare_table.table(compare.rows([*pulled, *alone]))
         note = (
             "As a term of the loss, the regulariser has no effect under Opacus: its optimiser replaces the gradient by the "
             "clipped per-record sums, which do not contain the term (a test shows it). "
             "Such code computes lambda = 0 for every lambda."
+        )
+        shown = [by_variant(named, f"accuracy_{which}", of="system") for which in ("mean", "minority", "worst")]
+        accuracies = [[name, *(spread(own[name].values()) for own in shown), str(len(shown[0][name]))] for name in shown[0]]
+        table = Table(
+            "Accuracy", ["", "mean, %", "minority, %", "worst, %", "runs"], accuracies, "+-: standard deviation over seeds."
         )
         return ReproductionResult(rows, self.claims(rows), [figure], [table], [note])
 

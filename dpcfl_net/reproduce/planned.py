@@ -146,9 +146,8 @@ def _by_run(figure: Reproduction, rows: Sequence[Row]) -> dict[tuple[Any, ...], 
     """Group the lines of runs; lines without a run, such as exact values, have no seed."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        values = tuple(row.get(column) for column in figure.run_columns)
-        if None not in values:
-            found.setdefault(values, []).append(row)
+        if row.get("seed") is not None:
+            found.setdefault(tuple(row.get(column) for column in figure.run_columns), []).append(row)
     return found
 
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from dpcfl_net.core import yaml_file
 from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, Row, packaged
 from dpcfl_net.reproduce.claims import LEAD, Claim, Exact, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
 from dpcfl_net.reproduce.r_dpcfl_noise import TrainingSchedule
-from dpcfl_net.results.result import Result
+from dpcfl_net.reproduce.r_dpcfl_variants import by_variant, spread
 from dpcfl_net.results.tables import Table
 
 TARGET, DELTA, FRACTION = 5.0, 1e-4, 0.03
 SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2, 3)}
 WAYS = {"sum": "subtracted as a sum", "zcdp": "subtracted by zCDP", "rdp": "subtracted by RDP"}
-PAPERS = "with the paper's plan,"
+JOINTLY, PAPERS = "jointly", "with the paper's plan,"
 
 
 class SelectionCost(Reproduction):
@@ -31,37 +34,48 @@ class SelectionCost(Reproduction):
     title = "Cost of selections: joint composition against subtraction"
     complete_runs = True
 
+    run_columns = ("paid", "seed")
+
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]
-        path, seeds = packaged(f"r_dpcfl/fig6/{setting}"), context.seeds(SEEDS[context.scale])
-        joint = context.results(path, {"privacy.epsilon": [TARGET], "algorithm.name": ["r-dpcfl"], "seed": seeds})
-        settings = joint[0].settings
-        own = noise(settings["data"]["train_per_client"] or 8000, settings["rounds"], settings["local"]["batch_size"])
+        path = packaged(f"r_dpcfl/fig6/{setting}")
+        settings = yaml_file.load(path)
+        own = noise(settings["data"].get("train_per_client", 8000), settings["rounds"], settings["local"]["batch_size"])
         paper = noise(6600, 200, 32)
-        found = {"jointly": joint}
-        # The additional noise of subtraction, with this run's plan and with the paper's 200 rounds.
-        ratios = {"subtracted as a sum": own["sum"] / own["joint"]}
-        ratios |= {f"{PAPERS} {WAYS[way]}": paper[way] / paper["joint"] for way in ("sum", "zcdp")}
-        for name, ratio in ratios.items():
-            really = spent(own, own["joint"] * ratio)
+        spends = actually_spent(own, paper)
+        for name, (ratio, really) in spends.items():
             context.say(f"{name}: noise x {ratio:.3f}, actual epsilon {really:.3f}")
-            axes: dict[str, Sequence[Any]] = {
-                "privacy.epsilon": [really],
-                "algorithm.selection.budget_fraction": [FRACTION * TARGET / really],
-                "algorithm.name": ["r-dpcfl"],
-                "seed": seeds,
-            }
-            found[name] = context.results(path, axes)
-        rows = [{"paid": name, **row_of(setting, result)} for name, results in found.items() for result in results]
+
+        def plan(cell: tuple[str, int]) -> tuple[Sequence[Any], Grid]:
+            name, seed = cell
+            axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [TARGET]}
+            if name != JOINTLY:
+                really = spends[name][1]
+                axes = {"privacy.epsilon": [really], "algorithm.selection.budget_fraction": [FRACTION * TARGET / really]}
+            return cell, (path, axes | {"algorithm.name": ["r-dpcfl"], "seed": [seed]})
+
+        cells = list(itertools.product((JOINTLY, *spends), context.seeds(SEEDS[context.scale])))
+        measured = measure(
+            self, context, cells, plan, lambda cell, result: [{"paid": cell[0], **row_of(setting, result)}], whole=True
+        )
         plans = [{"plan": f"N {p['records']}, E {p['rounds']}, {p['selections']} selections", **p} for p in (own, paper)]
-        return ReproductionResult(rows, self.claims(paper, found), [], [_noise_table(plans), _accuracy_table(found)], [
+        rows = measured.rows
+        return measured.count(ReproductionResult(rows, self.claims(paper, rows), [], [_noise_table(plans), _accuracy_table(rows)], [
             "Subtraction adds noise, so a run that claims epsilon 5 spends less. "
             "Such a run is configured with its actual epsilon and with selections of the same epsilon, 0.15 each."
-        ])  # fmt: skip
+        ]))  # fmt: skip
 
-    def claims(self, paper: dict[str, Any], found: dict[str, list[Result]]) -> list[Claim]:
-        """Check the assumption of the published code that subtraction pays for selections; no paper claims it."""
-        by_seed = {name: {r.seed: 100 * float(r.final["accuracy_mean"]) for r in own} for name, own in found.items()}
+    def claims(self, paper: dict[str, Any], rows: Sequence[Row]) -> list[Claim]:
+        """Check the assumption of the published code that subtraction pays for selections; no paper claims it.
+
+        Args:
+            paper: Result of `noise` for the paper's plan.
+            rows: Lines of data.csv.
+
+        Returns:
+            The claims.
+        """
+        by_seed = by_variant(rows, "accuracy_mean", of="paid")
         mean = {name: statistics.fmean(own.values()) for name, own in by_seed.items()}
         more = {way: 100 * (paper[way] / paper["joint"] - 1) for way in WAYS}
         return [
@@ -74,13 +88,28 @@ class SelectionCost(Reproduction):
             *(
                 Claim(
                     f"the additional noise costs accuracy: {name}",
-                    f"{value:.1f} against {mean['jointly']:.1f} % jointly",
-                    [paired(by_seed["jointly"], by_seed[name], LEAD)],
+                    f"{value:.1f} against {mean[JOINTLY]:.1f} % jointly",
+                    [paired(by_seed[JOINTLY], by_seed[name], LEAD)],
                 )
                 for name, value in mean.items()
                 if name.startswith(PAPERS)
             ),
         ]
+
+
+def actually_spent(own: dict[str, Any], paper: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Compute the additional noise of subtraction, with this run's plan and with the paper's 200 rounds.
+
+    Args:
+        own: Result of `noise` for this run's plan.
+        paper: The same for the paper's plan.
+
+    Returns:
+        Name of the way to its noise as a multiple of that of joint composition, and the epsilon that a run with it spends.
+    """
+    ratios = {"subtracted as a sum": own["sum"] / own["joint"]}
+    ratios |= {f"{PAPERS} {WAYS[way]}": paper[way] / paper["joint"] for way in ("sum", "zcdp")}
+    return {name: (ratio, spent(own, own["joint"] * ratio)) for name, ratio in ratios.items()}
 
 
 def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
@@ -138,21 +167,17 @@ def _noise_table(plans: list[dict[str, Any]]) -> Table:
     return Table("Noise multiplier at epsilon 5 by RDP", ["plan", "jointly", *WAYS.values()], rows)
 
 
-def _accuracy_table(found: dict[str, list[Result]]) -> Table:
-    rows = [
+def _accuracy_table(rows: Sequence[Row]) -> Table:
+    lines = [
         [
             name,
-            f"{own[0].privacy['noise_multiplier']['max']:.4f}",
-            f"{own[0].epsilon:.3f}",
-            *(_mean_of(own, key) for key in ("accuracy_mean", "accuracy_minority", "accuracy_worst")),
+            f"{own[0]['noise_multiplier']:.4f}",
+            f"{own[0]['epsilon_claimed']:.3f}",
+            *(spread(100 * float(row[key]) for row in own) for key in ("accuracy_mean", "accuracy_minority", "accuracy_worst")),
             str(len(own)),
         ]
-        for name, own in found.items()
+        for name in dict.fromkeys(row["paid"] for row in rows)
+        if (own := [row for row in rows if row["paid"] == name])
     ]
-    return Table("Accuracy", ["composition", "z", "actual epsilon", "mean", "minority", "worst", "runs"], rows)
-
-
-def _mean_of(results: list[Result], key: str) -> str:
-    values = [100 * float(result.final[key]) for result in results]
-    spread = f" +- {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread} %"
+    columns = ["composition", "z", "actual epsilon", "mean, %", "minority, %", "worst, %", "runs"]
+    return Table("Accuracy", columns, lines, "+-: standard deviation over seeds.")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
+import itertools
+import json
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, Row, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import bars
-from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, by_system, row_of
+from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, by_system, result_of, row_of
 from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.fairness import add_fairness
 from dpcfl_net.results.result import Result, read_result
@@ -17,6 +20,7 @@ from dpcfl_net.results.tables import Table
 
 SYSTEMS = ("oracle", "rc-dpfl", "f-cdpfl", "km-cdpfl", "global")
 SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2, 3)}
+BY_CLUSTER = "accuracy_by_cluster"
 
 
 class Fairness(Reproduction):
@@ -27,37 +31,38 @@ class Fairness(Reproduction):
     title = "Accuracy by cluster and F_acc at epsilon 5"
     complete_runs = True
 
+    run_columns = ("setting", "algorithm", "seed")
+
     def compute(self, context: Context) -> ReproductionResult:
-        outcome = ReproductionResult([], [])
-        for stem in CONFIGS[context.scale][:2]:
-            path = packaged(f"r_dpcfl/fig6/{stem}")
-            found = context.results(
-                path, {"privacy.epsilon": [5], "seed": context.seeds(SEEDS[context.scale]), "algorithm.name": SYSTEMS}
-            )
-            context.say(f"{stem}: training models without privacy, the reference of F_acc")
-            for result in found:
-                add_fairness(result.folder, result.settings["data"]["root"])
-            self.add(outcome, stem, [read_result(result.folder) for result in found])
+        settings = CONFIGS[context.scale][:2]
+
+        def plan(cell: tuple[str, int, str]) -> tuple[Sequence[Any], Grid]:
+            setting, seed, algorithm = cell
+            axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [5], "seed": [seed], "algorithm.name": [algorithm]}
+            return (setting, algorithm, seed), (packaged(f"r_dpcfl/fig6/{setting}"), axes)
+
+        cells = list(itertools.product(settings, context.seeds(SEEDS[context.scale]), SYSTEMS))
+        measured = measure(self, context, cells, plan, lambda cell, result: [line(cell[0], result)], whole=True)
+        outcome = ReproductionResult(measured.rows, [])
+        for setting in settings:
+            self.add(outcome, setting, [row for row in measured.rows if row["setting"] == setting])
         outcome.notes.append(
             "For rc-dpfl and f-cdpfl epsilon 5 covers the noisy updates only; their raw cluster indices have no finite "
             "epsilon. For the other systems it covers every release of a client."
         )
-        return outcome
+        return measured.count(outcome)
 
-    def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
-        """Add rows, figures, table and claims of one data setting."""
-        outcome.rows += [row_of(setting, result) for result in results]
-        rows = compare.rows(results)
-        table = compare_table.table(rows)
+    def add(self, outcome: ReproductionResult, setting: str, rows: Sequence[Row]) -> None:
+        """Add figures, table and claims of one data setting; accuracy by cluster is plotted of the runs that have it."""
+        results = [result_of({key: value for key, value in row.items() if key != BY_CLUSTER}) for row in rows]
+        table = compare_table.table(compare.rows(results)).without_empty_columns()
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
-        unfair = {name: 100 * _mean(results, name, "f_acc") for name in SYSTEMS}
-        clusters = {name: _by_cluster(results, name) for name in SYSTEMS}
-        count = len(clusters["oracle"])
-        series = {f"cluster {k + 1}": {name: clusters[name][k] for name in SYSTEMS} for k in range(count)}
-        outcome.figures += [
-            bars(f"clusters-{setting}", f"Accuracy by cluster, {setting}", series, "accuracy, %"),
-            bars(f"f-acc-{setting}", f"F_acc, {setting}", {"F_acc": unfair}, "F_acc, points"),
-        ]
+        unfair = {name: fmean(values.values()) for name, values in by_system(results, "f_acc").items()}
+        outcome.figures.append(bars(f"f-acc-{setting}", f"F_acc, {setting}", {"F_acc": unfair}, "F_acc, points"))
+        clusters = by_cluster(rows)
+        if clusters.keys() == set(SYSTEMS):
+            series = {f"cluster {k + 1}": {name: clusters[name][k] for name in SYSTEMS} for k in range(len(clusters["oracle"]))}
+            outcome.figures.append(bars(f"clusters-{setting}", f"Accuracy by cluster, {setting}", series, "accuracy, %"))
         outcome.claims += self.claims(setting, results)
 
     def claims(self, setting: str, results: Sequence[Result]) -> list[Claim]:
@@ -88,11 +93,17 @@ class Fairness(Reproduction):
         ]  # fmt: skip
 
 
-def _mean(results: Sequence[Result], name: str, key: str) -> float:
-    return statistics.fmean(float(result.final[key]) for result in results if result.algorithm == name)
+def line(setting: str, result: Result) -> dict[str, Any]:
+    """Return a line of data.csv with F_acc and the accuracy of each true cluster; computes F_acc of a run that lacks it."""
+    add_fairness(result.folder, result.settings["data"]["root"])
+    complete = read_result(result.folder)
+    return {**row_of(setting, complete), BY_CLUSTER: json.dumps(complete.final[BY_CLUSTER])}
 
 
-def _by_cluster(results: Sequence[Result], name: str) -> list[float]:
-    """Return accuracy in percent by true cluster, mean over seeds."""
-    found = [result.final["accuracy_by_cluster"] for result in results if result.algorithm == name]
-    return [100 * statistics.fmean(values) for values in zip(*found, strict=True)]
+def by_cluster(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return accuracy in percent by system and true cluster, mean over the lines that have it."""
+    found: dict[str, list[list[float]]] = {}
+    for row in rows:
+        if row.get(BY_CLUSTER):
+            found.setdefault(row["algorithm"], []).append(json.loads(row[BY_CLUSTER]))
+    return {name: [100 * fmean(values) for values in zip(*own, strict=True)] for name, own in found.items()}

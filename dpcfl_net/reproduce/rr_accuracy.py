@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dpcfl_net.report.figures import Figure
@@ -213,25 +212,6 @@ def planned(
         for seed in (many if system in headline else few)
     ]
     return sorted(cells, key=lambda cell: (cell.seed, cell.epsilon != middle, cell.system not in headline))
-
-
-def cells(context: Context, path: Path, system: System, guarantee: str, epsilon: float, seeds: Sequence[int]) -> list[Result]:
-    """Run one system under one guarantee.
-
-    Args:
-        context: Access to complete runs.
-        path: Configuration file.
-        system: The system.
-        guarantee: Key of GUARANTEES.
-        epsilon: Target epsilon.
-        seeds: Seeds of the runs.
-
-    Returns:
-        One result per seed; empty if the guarantee does not support the system.
-    """
-    if system.under(guarantee) is None:
-        return []
-    return context.results(path, axes_of(system, guarantee, epsilon, seeds))
 
 
 def axes_of(system: System, guarantee: str, epsilon: float, seeds: Sequence[int]) -> dict[str, Sequence[Any]]:

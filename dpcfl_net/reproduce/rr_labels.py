@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dpcfl_net.core import runlog
@@ -13,7 +13,7 @@ from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionRe
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, Comparison, NotTested, paired
 from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import lines
-from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, Rows, System, axes_of, cells
+from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, Rows, System, axes_of
 from dpcfl_net.reproduce.rr_moves import idle, moves_of, untested
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
@@ -22,6 +22,8 @@ LAST = 10  # number of last rounds over which labels are averaged
 PAPER_LABELS = {0: 39.06, 4: 43.75, 8: 87.50}  # Table 4 at epsilon 4; 0 is DP-IFCA
 CHANCE = 25.0
 LARGEST = 24  # B of figure 3
+Cell = tuple[str, int, int]  # guarantee, B and seed of a run
+RUN_COLUMNS = ("guarantee", "min_cluster_size", "seed")
 NEAR = 5.0  # points: a share of correct labels this close to the paper's agrees with it
 
 
@@ -64,15 +66,14 @@ class Labels(Reproduction):
     complete_runs = True
     min_sizes: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12), "paper": (0, 4, 6, 8, 12)}
     guarantees = ("labels-first", "expected", "paper")
+    run_columns = RUN_COLUMNS
 
     def compute(self, context: Context) -> ReproductionResult:
-        path = packaged(f"rr_cluster/{context.scale}_fmnist_balanced")
-        rows: list[dict[str, Any]] = []
-        for guarantee in self.guarantees:
-            for min_size in self.min_sizes[context.scale]:
-                for result in cells(context, path, rebalanced(min_size), guarantee, MIDDLE, context.seeds((0,))):
-                    rows.append({**_row(guarantee, min_size, result), **labels_of(result)})
-        return self.judge(rows)
+        cells = list(itertools.product(self.guarantees, self.min_sizes[context.scale], context.seeds((0,))))
+        measured = measure(self, context, cells, _plan(context, MIDDLE), lambda cell, result: [
+            {**_row(cell[0], cell[1], result), **labels_of(result)}
+        ], whole=True)  # fmt: skip
+        return measured.count(self.judge(measured.rows))
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build table and claims from the lines of data.csv; without `moved_labels` the moves are unknown."""
@@ -148,7 +149,7 @@ class SmallestCluster(Reproduction):
     paper = PAPER + ", Figure 3"
     title = "Accuracy over the minimum cluster size"
     complete_runs = True
-    run_columns = ("guarantee", "min_cluster_size", "seed")
+    run_columns = RUN_COLUMNS
     guarantees = ("labels-first", "expected")
     min_sizes: Mapping[str, Sequence[int]] = {
         "laptop": (0, 4, 8, 12, 16, 20, LARGEST), "paper": (0, 2, 4, 6, 8, 10, 12, 16, 20, LARGEST),
@@ -156,15 +157,9 @@ class SmallestCluster(Reproduction):
     seeds = (0, 1, 2)
 
     def compute(self, context: Context) -> ReproductionResult:
-        path, sizes = packaged(f"rr_cluster/{context.scale}_fmnist_balanced"), self.min_sizes[context.scale]
-        # The first seed of every point comes first, so that a part of the runs has whole curves.
-        cells = list(itertools.product(context.seeds(self.seeds), self.guarantees, sizes))
-
-        def plan(cell: tuple[int, str, int]) -> tuple[Sequence[Any], Grid]:
-            seed, guarantee, size = cell
-            return (guarantee, size, seed), (path, axes_of(rebalanced(size), guarantee, 2, [seed]))
-
-        measured = measure(self, context, cells, plan, lambda cell, result: [_row(cell[1], cell[2], result)])
+        cells = list(itertools.product(self.guarantees, self.min_sizes[context.scale], context.seeds(self.seeds)))
+        cells.sort(key=lambda cell: cell[2])  # the first seed of every point comes first: a part of the runs has whole curves
+        measured = measure(self, context, cells, _plan(context, 2), lambda cell, result: [_row(cell[0], cell[1], result)])
         rows = measured.rows
         rows.sort(key=lambda row: (self.guarantees.index(row["guarantee"]), row["min_cluster_size"], row["seed"]))
         return measured.count(self.judge(rows))
@@ -202,6 +197,16 @@ class SmallestCluster(Reproduction):
             for other, text in texts.items()
             if other in by_size
         ]
+
+
+def _plan(context: Context, epsilon: float) -> Callable[[Cell], tuple[Sequence[Any], Grid]]:
+    path = packaged(f"rr_cluster/{context.scale}_fmnist_balanced")
+
+    def plan(cell: Cell) -> tuple[Sequence[Any], Grid]:
+        guarantee, min_size, seed = cell
+        return cell, (path, axes_of(rebalanced(min_size), guarantee, epsilon, [seed]))
+
+    return plan
 
 
 def _row(guarantee: str, min_size: int, result: Result) -> dict[str, Any]:

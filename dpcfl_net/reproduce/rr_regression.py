@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,9 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data.regression import LINES
 from dpcfl_net.report.figures import Figure, axis, colour, spec
-from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
+from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import Claim, Comparison, paired
+from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.rr_accuracy import PAPER
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
@@ -27,6 +31,7 @@ SYSTEMS = {
     "RR-Cluster (IFCA)": {"name": "rr-cluster", "base": "ifca", "min_cluster_size": MIN_SIZE, "sampling_rate": 1.0},
 }
 SEEDS = {"laptop": tuple(range(20)), "paper": tuple(range(20))}
+Cell = tuple[str, str, str, int]  # key of CLUSTERS, of NOISE, of SYSTEMS, and seed
 USED = 0.05  # a model that a smaller share of clients chooses is dead
 
 
@@ -38,39 +43,52 @@ class Regression(Reproduction):
     title = "Linear regression without privacy: dead models with and without rebalancing"
     complete_runs = True
 
+    run_columns = ("clusters", "noise", "system", "seed")
+
     def compute(self, context: Context) -> ReproductionResult:
-        outcome, path = ReproductionResult([], []), packaged("rr_cluster/regression")
+        path, seeds = packaged("rr_cluster/regression"), context.seeds(SEEDS[context.scale])
+
+        def plan(cell: Cell) -> tuple[Sequence[Any], Grid]:
+            shape, ease, title, seed = cell
+            sizes, options = CLUSTERS[shape], SYSTEMS[title]
+            own = {**options, "clusters": len(sizes)} if options["name"] == "rr-cluster" else options
+            axes: dict[str, Sequence[Any]] = {
+                "data.clients": [sizes],
+                "data.noise": [NOISE[ease]],
+                "algorithm": [own],
+                "seed": [seed],
+            }
+            return cell, (path, axes)
+
+        cells = list(itertools.product(CLUSTERS, NOISE, SYSTEMS, seeds))
+        measured = measure(self, context, cells, plan, lambda cell, result: [line(cell, result)], whole=True)
+        return measured.count(self.judge(measured.rows))
+
+    def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
+        """Build table, plots and claims from the lines of data.csv; a plot needs a line with its models."""
         dead: dict[tuple[str, str], dict[int, int]] = {}
-        shown, seeds = [], context.seeds(SEEDS[context.scale])
-        for shape, sizes in CLUSTERS.items():
-            for ease, noise in NOISE.items():
-                for title, options in SYSTEMS.items():
-                    own = {**options, "clusters": len(sizes)} if options["name"] == "rr-cluster" else options
-                    axes: dict[str, Sequence[Any]] = {
-                        "data.clients": [sizes],
-                        "data.noise": [noise],
-                        "algorithm": [own],
-                        "seed": seeds,
-                    }
-                    for result in context.results(path, axes):
-                        count, error = unused(result), off(result)
-                        dead.setdefault((f"{shape}, {ease}", title), {})[result.seed] = count
-                        outcome.rows.append({
-                            "clusters": shape, "noise": ease, "system": title, "seed": result.seed, "dead_models": count,
-                            "worst_line": error, "loss_within": result.final["accuracy_mean"],
-                        })  # fmt: skip
-                        if result.seed == seeds[0]:
-                            outcome.figures.append(picture(f"{shape}, {ease}: {title}", sizes, noise, result))
-        for (scenario, title), by_seed in dead.items():
-            counts = list(by_seed.values())
-            shown.append(
-                [scenario, title, f"{sum(counts) / len(counts):.1f}", f"{sum(1 for c in counts if c)} of {len(counts)}"]
-            )
-        outcome.tables.append(Table("Dead models", ["scenario", "system", "mean", "runs with a dead model"], shown))
-        outcome.claims += [
-            one for scenario in dict.fromkeys(scenario for scenario, _ in dead) for one in claims(scenario, dead)
+        drawn: dict[str, Figure] = {}
+        for row in rows:
+            scenario, title = f"{row['clusters']}, {row['noise']}", row["system"]
+            dead.setdefault((scenario, title), {})[row["seed"]] = row["dead_models"]
+            if row.get("models") and (words := f"{scenario}: {title}") not in drawn:
+                drawn[words] = picture(words, CLUSTERS[row["clusters"]], NOISE[row["noise"]], json.loads(row["models"]))
+        shown = [
+            [scenario, title, f"{fmean(found.values()):.1f}", f"{sum(map(bool, found.values()))} of {len(found)}"]
+            for (scenario, title), found in dead.items()
         ]
-        return outcome
+        table = Table("Dead models", ["scenario", "system", "mean", "runs with a dead model"], shown)
+        judged = [one for scenario in dict.fromkeys(scenario for scenario, _ in dead) for one in claims(scenario, dead)]
+        return ReproductionResult(rows, judged, list(drawn.values()), [table])
+
+
+def line(cell: Cell, result: Result) -> dict[str, Any]:
+    """Return a line of data.csv; `models` are the learnt slopes and intercepts as JSON."""
+    shape, ease, title, seed = cell
+    return {
+        "clusters": shape, "noise": ease, "system": title, "seed": seed, "dead_models": unused(result), "worst_line": off(result),
+        "loss_within": result.final["accuracy_mean"], "models": json.dumps(models_of(result).astype(float).round(4).tolist()),
+    }  # fmt: skip
 
 
 def claims(scenario: str, dead: dict[tuple[str, str], dict[int, int]]) -> list[Claim]:
@@ -125,14 +143,14 @@ def off(result: Result) -> float:
     return float(np.sqrt(difference[..., 0] ** 2 * 4 / 3 + difference[..., 1] ** 2).min(axis=1).max())
 
 
-def picture(title: str, sizes: Sequence[int], noise: float, result: Result) -> Figure:
+def picture(title: str, sizes: Sequence[int], noise: float, models: Sequence[Sequence[float]]) -> Figure:
     """Plot points of every true line in its colour, and the learnt models as dashed lines.
 
     Args:
         title: Title of the figure.
         sizes: Clients per line.
         noise: Standard deviation around the line.
-        result: A finished run.
+        models: Slope and intercept of each learnt model.
 
     Returns:
         The figure.
@@ -147,7 +165,7 @@ def picture(title: str, sizes: Sequence[int], noise: float, result: Result) -> F
             "type": "scatter", "mode": "markers", "name": f"line {cluster + 1}", "x": x.round(3).tolist(), "y": y.round(3).tolist(),
             "marker": {"color": colour(cluster), "size": 4, "opacity": 0.6}, "hoverinfo": "skip",
         })  # fmt: skip
-    for number, (a, b) in enumerate(models_of(result).tolist()):
+    for number, (a, b) in enumerate(models):
         data.append({
             "type": "scatter", "mode": "lines", "name": "models", "legendgroup": "models", "showlegend": number == 0, "x": [-2, 2],
             "y": [b - 2 * a, b + 2 * a], "line": {"color": "@ink", "width": 2, "dash": "dash"},

@@ -431,7 +431,7 @@ def test_settings_of_table_1_are_the_papers(name):
 @pytest.mark.slow
 def test_lines_are_learnt_by_a_real_run_and_its_page_shows_them(tmp_path):
     """The regression configuration as it is, with fewer rounds; then the reproduction's own functions on its folder."""
-    from dpcfl_net.reproduce.rr_regression import off, picture, unused
+    from dpcfl_net.reproduce.rr_regression import models_of, off, picture, unused
     from dpcfl_net.results.result import read_result
 
     out = tmp_path / "runs"
@@ -442,6 +442,6 @@ def test_lines_are_learnt_by_a_real_run_and_its_page_shows_them(tmp_path):
     assert json.loads((folder / "run.json").read_text())["processes"] == 1
     assert 0 <= unused(result) <= 3
     assert off(result) < 4
-    figure = picture("balanced, easy: RR", [10, 10, 10, 10], 0.1, result)
+    figure = picture("balanced, easy: RR", [10, 10, 10, 10], 0.1, models_of(result).tolist())
     assert len(figure.spec["data"]) == 8
     assert Path(folder / "report.html").exists()
