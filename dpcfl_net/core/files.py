@@ -31,7 +31,7 @@ _REASONS = {
     errno.EROFS: "the file system is read-only",
     errno.ENOSPC: "no space left on the device",
     errno.EDQUOT: "the disk quota is used up",
-    errno.EMFILE: "too many open files",
+    errno.EMFILE: "too many open files (raise the limit: ulimit -n)",
     errno.ENXIO: "is a socket, or a pipe that no process reads",
     errno.ENAMETOOLONG: "the name is too long",
     errno.ELOOP: "too many symbolic links",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
+from dpcfl_net.core import open_files
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.job_reader import read_signed_protocol
@@ -52,6 +53,7 @@ def run_aggregator(spec: AggregatorSpec) -> None:
     if spec.number >= len(protocol.aggregators):
         raise ConfigError(f"--number is {spec.number}: the job has {len(protocol.aggregators)} aggregators, numbered from 0")
     algorithm, entry = algorithm_of(protocol), protocol.aggregators[spec.number]
+    open_files.allow(open_files.files_for(len(entry.clients)))
     pair = keys.read_pair(spec.keys, aggregator_key(spec.number), entry.public_key)
     records = ServerRecords(spec.folder, protocol, algorithm)
     with contextlib.closing(records), _client_endpoint(spec, algorithm, entry, pair, records) as endpoint:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
+from dpcfl_net.core import open_files
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.job_reader import read_signed_protocol
 from dpcfl_net.core.protocol import Protocol, check_runnable
@@ -98,6 +99,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     check_runnable(protocol)
     algorithm, files = algorithm_of(protocol), RunFolder(spec.folder)
+    open_files.allow(open_files.files_for(len(protocol.roster)))
     pair = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     news = LauncherNews(open_pipe(spec.lost))
     with ExitStack() as stack:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 
-from dpcfl_net.core import runlog
+from dpcfl_net.core import open_files, runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment.job_files import Job, evaluated_records, read_job
@@ -99,9 +98,7 @@ class Hosts(Mapping[int, ClientHost]):
 
 def most_open() -> int:
     """Return how many clients may be open at once, by the limit on open files (`ulimit -n`)."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return MOST_OPEN
+    files = open_files.allow(OTHER_FILES + OPEN_FILES * MOST_OPEN)
     return min(MOST_OPEN, max(1, (files - OTHER_FILES) // OPEN_FILES))
 
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import zmq
 
+from dpcfl_net.core import open_files
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.runtime.client_hosts import make_host
@@ -32,9 +33,11 @@ def run_group(spec: GroupSpec) -> None:
         Exception: The first error of a client.
     """
     prepare_process(spec.worker)
+    job = read_job(spec.worker.job, spec.worker.operator_key)
+    open_files.allow(open_files.files_for(len(job.protocol.roster)))
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS)
-    Group(spec, read_job(spec.worker.job, spec.worker.operator_key), context).serve()
+    Group(spec, job, context).serve()
     context.term()  # not after a failure: threads of other clients still use the context
 
 

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dpcfl_net.core import open_files
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.training.devices import visible_gpus
 
 Verdict = Literal["good", "note", "fails"]
 PACKAGES = ("torch", "torchvision", "opacus", "scikit-learn", "pyzmq", "msgpack", "numpy", "dp-accounting", "cryptography")
 PROGRAMS = {"ssh": "--on ssh", "srun": "--on slurm", "ray": "--on ray"}
-DESCRIPTORS_PER_CLIENT, DESCRIPTORS = 4, 128  # of the launcher per worker; of the coordinator without its connections
 LOADED = 2.0  # load per core above which elapsed times tell more about other programs
 STA_UNSYNC, TIME_ERROR = 0x0040, 5  # of Linux's sys/timex.h
 
@@ -255,16 +255,16 @@ def files_for(clients: int) -> Callable[[], Finding]:
 
     def check() -> Finding:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = DESCRIPTORS + DESCRIPTORS_PER_CLIENT * clients
-        found = f"{soft} allowed, about {wanted} needed for {clients} workers"
-        if wanted > soft:
-            how = (
-                f"ulimit -n {wanted}"
-                if hard == resource.RLIM_INFINITY or hard >= wanted
-                else "ask the administrator for a higher hard limit"
+        wanted = open_files.files_for(clients)
+        needed = f"about {wanted} needed for {clients} workers"
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return Finding(
+                "open files", "good", f"{'any number' if soft == resource.RLIM_INFINITY else soft} allowed, {needed}"
             )
-            return Finding("open files", "fails", found, f"{how}, or lower runtime.max_live_workers")
-        return Finding("open files", "good", found)
+        if hard == resource.RLIM_INFINITY or hard >= wanted:
+            return Finding("open files", "good", f"{soft} allowed, {needed}; each process raises its limit itself")
+        how = "ask the administrator for a higher limit (ulimit -Hn), or lower runtime.max_live_workers"
+        return Finding("open files", "fails", f"{hard} allowed at most, {needed}", how)
 
     return check
 
@@ -276,7 +276,7 @@ def backlog_for(clients: int) -> Callable[[], Finding]:
         path = Path("/proc/sys/net/core/somaxconn")
         if not path.exists():
             return Finding("connections", "note", "the limit on pending connections cannot be read on this system")
-        allowed, wanted = int(path.read_text()), clients + DESCRIPTORS
+        allowed, wanted = int(path.read_text()), clients + open_files.OTHERS
         found = f"{allowed} pending connections allowed, {wanted} needed if all clients connect together"
         if allowed < wanted:
             return Finding(

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpcfl_net.core import process_log
+from dpcfl_net.core import open_files, process_log
 from dpcfl_net.core.clock import AwakeClock, wait_awake
 from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.launch.interrupts import blocked_signals
@@ -139,6 +139,8 @@ class ForkServer:
         if child is not None:
             self._channel = child._channel
             return
+        if (allowed := open_files.allow(open_files.OTHERS)) < open_files.OTHERS:
+            raise RunFailed(f"this system allows a process {allowed} open files (ulimit -Hn); {open_files.OTHERS} are needed")
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, blocked_signals():
             self._process = subprocess.Popen(

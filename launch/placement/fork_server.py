@@ -10,6 +10,7 @@ disk keeps out of its log; the fork server sends the code of a child that was ki
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import importlib
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple, cast
 import setproctitle
 from pydantic import TypeAdapter
 
+from dpcfl_net.core import open_files
 from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.core.files import EXHAUSTED, reason
 from dpcfl_net.core.process_log import log_to_stderr
@@ -99,22 +101,27 @@ def serve(channel: int = CHANNEL) -> None:
     requests, environment = socket.socket(fileno=channel), dict(os.environ)
     children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process: its id and its channel
     while True:
+        open_files.allow(open_files.files_for(len(children)))
         for source in cast(list[int], wait([channel, *children])):
             if source != channel:
                 _report_end(*children.pop(source))
                 os.close(source)
                 continue
             try:
-                title, descriptors, _, _ = socket.recv_fds(requests, LONGEST_TITLE, MOST_DESCRIPTORS)
+                title, descriptors, flags, _ = socket.recv_fds(requests, LONGEST_TITLE, MOST_DESCRIPTORS)
             except ConnectionResetError:  # the launcher has ended without having read that this process has loaded
                 title = b""
             if not title:
                 os._exit(0)
+            if not descriptors:  # too many open files: the launcher sees that its channel is closed
+                continue
             end = socket.socket(fileno=descriptors[0])
             try:
+                if flags & socket.MSG_CTRUNC:
+                    raise OSError(errno.EMFILE, "some of its files cannot be opened")
                 pid = os.fork()
-            except OSError as error:  # no memory, or too many processes
-                end.send(f"cannot fork: {error}".encode())
+            except OSError as error:  # too many open files, no memory, or too many processes
+                end.send(f"cannot fork: {reason(error)}".encode())
                 end.close()
             else:
                 if not pid:

@@ -12,6 +12,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
 from types import MappingProxyType
 
+from dpcfl_net.core import open_files
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import ClientRange, Node
@@ -120,6 +121,7 @@ class LocalLauncher:
 
     def start(self, process: ClientRange) -> LocalHandle:
         """See `base.Launcher`."""
+        open_files.allow(open_files.files_for(len(self._started) + 1))
         first = process.clients[0]
         worker = replace(
             self._spec,

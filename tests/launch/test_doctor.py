@@ -26,14 +26,16 @@ def test_a_machine_that_runs_the_tests_can_run_a_federation():
 
 
 def test_limits_that_are_too_low_are_named_with_their_fix():
-    def few_files():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4096))
+    def doctor(soft, hard):
+        return dpcfl("doctor", "--clients", 100, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
 
-    done = dpcfl("doctor", "--clients", 100, preexec_fn=few_files)
+    done = doctor(200, 400)
     assert done.returncode == 4, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("fails"))
-    assert "open files: 200 allowed, about 528 needed for 100 workers" in line
-    assert "fix: ulimit -n 528" in done.stdout
+    assert "open files: 400 allowed at most, about 528 needed for 100 workers" in line
+    assert "fix: ask the administrator for a higher limit (ulimit -Hn)" in " ".join(done.stdout.split())
+    raised = doctor(200, 4096)
+    assert "open files: 200 allowed, about 528 needed for 100 workers; each process raises its limit itself" in raised.stdout
 
 
 @pytest.mark.parametrize(("clients", "verdict"), [(8, "good"), (10**7, "fails")])

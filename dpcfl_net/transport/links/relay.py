@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import resource
 import select
 import selectors
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from dpcfl_net.core import open_files
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import reason, shown
@@ -197,8 +197,6 @@ def _resolve(address: str, name: str = "upstream") -> tuple[int, tuple]:
 
 
 def _allow_files(needed: int) -> None:
-    """Raise the limit of open files to what the system allows; ConfigError if that is less than needed."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ConfigError(f"the relay needs {needed} open files, but `ulimit -Hn` is {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Raise the limit on open files; ConfigError if the system allows less than needed."""
+    if (allowed := open_files.allow(needed)) < needed:
+        raise ConfigError(f"the relay needs {needed} open files, but `ulimit -Hn` is {allowed}")

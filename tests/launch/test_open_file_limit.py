@@ -1,0 +1,41 @@
+"""Runs under a low limit on open files: each process raises its own, and says so where the system does not allow it."""
+
+from __future__ import annotations
+
+import resource
+
+from conftest import dpcfl
+
+FORTY = [
+    "data.clients=[20, 10, 10]", "data.train_per_client=30", "data.test_per_client=2", "local.batch_size=8", "algorithm=local",
+    "rounds=2", "data.shift=none",
+]  # fmt: skip
+LIMIT = 70  # the parent of 40 workers has about 90 open files
+
+
+def limited(folder, hard):
+    return dpcfl(
+        "run", "quickstart", *FORTY, "--out", folder,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, hard)),
+    )  # fmt: skip
+
+
+def test_many_workers_start_under_a_low_limit_that_can_be_raised(tmp_path):
+    done = limited(tmp_path, 4096)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_limit_that_is_too_low_for_any_run_is_named(tmp_path):
+    done = limited(tmp_path, LIMIT)
+    assert done.returncode == 4
+    assert done.stderr == f"error: this system allows a process {LIMIT} open files (ulimit -Hn); 128 are needed\n"
+
+
+def test_more_workers_than_the_system_allows_open_files_are_refused_with_the_limit(tmp_path):
+    """The parent of 70 workers has about 150 open files."""
+    done = dpcfl(
+        "run", "quickstart", *FORTY, "data.clients=[40, 20, 10]", "--out", tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "too many open files (raise the limit: ulimit -n)" in done.stderr
