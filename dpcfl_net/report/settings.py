@@ -30,7 +30,7 @@ def resume(view: RunView) -> Pair | None:
     """Return the command that resumes a run that has stopped, and its effect; None for other runs."""
     if view.state not in ("interrupted", "failed"):
         return None
-    command = resume_command(view.folder, remote=RunFolder(view.folder).placement.exists())
+    command = resume_command(view.folder)
     return command, "Continues from the last checkpoint, with the same job and ledgers."
 
 

@@ -11,6 +11,7 @@ from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import opened, parse_json, read_text
 from dpcfl_net.core.locks import is_running
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import parse
 from dpcfl_net.results.number_format import number
 
@@ -129,15 +130,12 @@ def whole(value: Any) -> int | None:
     return int(found) if found is not None and found >= 0 and found == int(found) else None
 
 
-def resume_command(folder: Path, *, remote: bool) -> str:
-    """Return the command that resumes a run.
-
-    Args:
-        folder: The run folder.
-        remote: True if its workers are on other hosts.
-    """
+def resume_command(folder: Path) -> str:
+    """Return the command that resumes the run of a folder."""
     word = shlex.quote(str(folder))
-    return f"dpcfl launch --resume {word} --on ... (with the same options)" if remote else f"dpcfl run --resume {word}"
+    if RunFolder(folder).placement.exists():
+        return f"dpcfl launch --resume {word} --on ... (with the same options)"
+    return f"dpcfl run --resume {word}"
 
 
 def report_command(folder: Path) -> str:

@@ -312,9 +312,8 @@ def _read_placement(folder: Path) -> dict[str, Any]:
     """Read placement.json."""
     path = RunFolder(folder).placement
     if not path.exists():
-        raise ConfigError(
-            f"{folder} has no {path.name}: its workers ran on this machine, use {resume_command(folder, remote=False)}"
-        )
+        RunFolder(folder).require(RunFolder(folder).operator_key)  # the last file of a job
+        raise ConfigError(f"{folder} has no {path.name}: its workers ran on this machine, use {resume_command(folder)}")
     fields: dict[str, tuple[type, ...]] = {"on": (str,), "run": (str,), "placed": (list,)}
     document = read_object(path, fields)
     if not set(fields) <= set(document) or not all(isinstance(name, str) for name in document["placed"]):

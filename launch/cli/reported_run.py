@@ -45,7 +45,7 @@ def run_and_report(folder: Path, config: Config, options: RunOptions = DEFAULTS)
 
     screen = PlainLines() if options.in_calling_process else open_screen()
     document, failure = _follow(folder, config, options, screen)
-    resume = resume_command(folder, remote=options.placement is not None)
+    resume = resume_command(folder)
     if not document:
         say_last(
             f"stopped before the first round; resume with: {resume}"

@@ -235,7 +235,7 @@ def _report_end(folder: Path, found: Look, console: Console) -> int:
     else:
         lock = RunFolder(folder).lock
         state = f"dead: run.json says 'running', and no process holds {lock}" if found.dead else view.state
-        resume = resume_command(folder, remote=RunFolder(folder).placement.exists())
+        resume = resume_command(folder)
         said, code = f"stopped {after}, {state}; resume with: {resume}", FAILED
     console.print(Text(said), soft_wrap=True)
     return code

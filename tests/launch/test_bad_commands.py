@@ -234,10 +234,11 @@ FOLDERS: list[Case] = [
             "audit": "is not a run folder", "inspect": "has no transcript.msgpack", "attack nan-oracle": "is not a run folder",
             "attack selections": "is not a run folder", "attack invert": "is not a run folder",
             "run --resume": "is not a run folder",
-            "launch --on ray --resume": "has no placement.json",
+            "launch --on ray --resume": "is not a run folder",
         }.items()
         for what in ("missing", "folder", "file")
     ),
+    ("launch --on ray --resume {run}", 2, ["{run} has no placement.json", "use dpcfl run --resume {run}"]),
     ("attack invert {run}", 2, ["{run}: no update of global can be read from the transcript"]),
     ("attack selections {run}", 2, ["{run} holds no choice of a cluster by algorithm global"]),
     ("attack nan-oracle {run}", 2, ["{run} is of global", "dpcfl run threats/nan_oracle"]),

@@ -98,7 +98,10 @@ def test_a_run_without_a_finite_epsilon_claims_infinity(tmp_path):
 def test_only_finished_runs_are_results(tmp_path, state):
     folder = write_result(tmp_path / "run")
     (folder / "run.json").write_text(json.dumps(run_json(state=state)))
-    with pytest.raises(ConfigError, match=f"is {state} after 40 rounds"):
+    with pytest.raises(ConfigError, match=f"is {state} after 40 rounds.*dpcfl run --resume {folder}"):
+        read_result(folder)
+    (folder / "placement.json").write_text("{}")  # its workers are on other hosts
+    with pytest.raises(ConfigError, match=f"dpcfl launch --resume {folder}"):
         read_result(folder)
 
 
