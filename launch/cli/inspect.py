@@ -94,7 +94,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     out = [WITH_SINGLE_RELEASES if found["single_releases"] else TRUST[found["trust"]]]
     if found["unprotected"]:
         out.append(f"Without any privacy guarantee: {'; '.join(found['unprotected'])}")
-    out.append("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")
+    out.append("   #  time      client  to      round  kind       task                 bytes  content")
     out += [_line(message) for message in found["messages"]] or ["no message matches"]
     if found["left_out"]:
         out.append(f"{found['left_out']} more messages; use --limit, --client and --round to select")
@@ -127,14 +127,14 @@ def _message(record: Any, late: dict[tuple[str, int, str], float]) -> dict[str, 
 
 
 def _line(message: dict[str, Any]) -> str:
-    up, down = ("x", "") if message["direction"] == "up" else ("", "x")
+    to = "server" if message["direction"] == "up" else "client"
     tensors = ", ".join(f"{one['name']} {one['dtype']}{one['shape']}" for one in message["tensors"])
     clock = time.strftime("%H:%M:%S", time.localtime(message["time"]))
     content = (tensors or message["code"]) + (" (late: set aside)" if message["late"] else "")
     return (
-        f"{message['number']:>4}  {clock}  {up:^13}  {down:^15}  {message['client']:>6}  {message['round']:>5}  {message['kind']:<9}  "
+        f"{message['number']:>4}  {clock}  {message['client']:>6}  {to}  {message['round']:>5}  {message['kind']:<9}  "
         f"{message['task']:<18} {message['bytes']:>7}  {content}"
-    )
+    ).rstrip()
 
 
 def _late_answers(files: RunFolder) -> dict[tuple[str, int, str], float]:

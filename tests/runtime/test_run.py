@@ -145,7 +145,7 @@ def test_one_process_with_few_open_files_gives_the_same_bits(finished_run, tmp_p
 
     counts: list[int] = []
     # Told, not set: this process may have more files open than the limit.
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (OTHER_FILES + 2 * OPEN_FILES, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (OTHER_FILES + 2 * OPEN_FILES,) * 2)
     state = simulate(job_of(finished_run), tmp_path, on_round=open_ledgers)
     assert counts == [2] * 6
     assert state.models.tobytes() == last_models(finished_run)
