@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.federation.secure.client_state import State, flags, read, rows
+from dpcfl_net.federation.secure.client_state import State, check_flags, check_stage, checked_rows
 from dpcfl_net.federation.secure.keys import BOX_BYTES, KEY_BYTES, KEYS_BYTES, SIGNATURE_BYTES, verify
 from dpcfl_net.federation.secure.messages import keys_message, survivors_message
 from dpcfl_net.federation.secure.terms import Terms, problems
@@ -42,9 +42,9 @@ def check_keys(
     Raises:
         Refused: "secure-stage", "secure-threshold", "secure-keys" or "secure-signature".
     """
-    read(terms, round, state, (1,))
+    check_stage(terms, round, state, (1,))
     _check_present(terms, client, present)
-    for holder, row in zip(terms.holders(client), rows(keys, terms.holder_count, KEYS_BYTES), strict=True):
+    for holder, row in zip(terms.holders(client), checked_rows(keys, terms.holder_count, KEYS_BYTES), strict=True):
         if not present[terms.position(holder)]:
             continue
         public, signature = row[: 2 * KEY_BYTES].tobytes(), row[2 * KEY_BYTES :].tobytes()
@@ -68,11 +68,11 @@ def check_mask(terms: Terms, round: int, client: int, state: State, present: np.
     Raises:
         Refused: "secure-stage", "secure-threshold" or "secure-survivors".
     """
-    read(terms, round, state, (2,))
+    check_stage(terms, round, state, (2,))
     _check_present(terms, client, present)
     if (present > state["secure first"]).any():
         raise Refused("secure-survivors", "boxes are said to come from a client that sent no keys")
-    rows(boxes, terms.holder_count, BOX_BYTES)
+    checked_rows(boxes, terms.holder_count, BOX_BYTES)
 
 
 def check_survivors(terms: Terms, round: int, client: int, state: State, survivors: np.ndarray) -> None:
@@ -88,7 +88,7 @@ def check_survivors(terms: Terms, round: int, client: int, state: State, survivo
     Raises:
         Refused: "secure-stage", "secure-threshold" or "secure-survivors".
     """
-    read(terms, round, state, (3,))
+    check_stage(terms, round, state, (3,))
     if client not in terms.witnesses:
         raise Refused("secure-stage", f"client {client} is no witness of this group")
     _check_survivors(terms, client, state, survivors)
@@ -117,12 +117,12 @@ def check_unmask(
     Raises:
         Refused: "secure-stage", "secure-threshold", "secure-survivors" or "secure-signature".
     """
-    read(terms, round, state, (3, 4))
+    check_stage(terms, round, state, (3, 4))
     _check_survivors(terms, client, state, survivors)
     if "secure third" in state and not np.array_equal(state["secure third"], survivors):
         raise Refused("secure-survivors", "this client has signed another list of survivors")
     signed, valid = survivors_message(terms, round, state["secure second"], survivors), 0
-    for witness, row in zip(terms.witnesses, rows(signatures, len(terms.witnesses), SIGNATURE_BYTES), strict=True):
+    for witness, row in zip(terms.witnesses, checked_rows(signatures, len(terms.witnesses), SIGNATURE_BYTES), strict=True):
         valid += bool(row.any()) and verify(identities.get(witness, ""), signed, row.tobytes())
         if valid >= terms.witnesses_needed:
             return
@@ -132,7 +132,7 @@ def check_unmask(
 
 
 def _check_present(terms: Terms, client: int, present: np.ndarray) -> None:
-    flags(present, terms.n)
+    check_flags(present, terms.n)
     if not present[terms.position(client)]:
         raise Refused("secure-survivors", "this client is not in the list, though it has answered")
     if (count := int(terms.holders_among(present)[terms.position(client)])) < terms.share_threshold:
@@ -142,7 +142,7 @@ def _check_present(terms: Terms, client: int, present: np.ndarray) -> None:
 
 
 def _check_survivors(terms: Terms, client: int, state: State, survivors: np.ndarray) -> None:
-    flags(survivors, terms.n)
+    check_flags(survivors, terms.n)
     if not survivors[terms.position(client)]:
         raise Refused("secure-survivors", "this client is not in the list of survivors, though it has answered")
     if (survivors > state["secure second"]).any():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpcfl_net.federation.secure import masks, shamir
-from dpcfl_net.federation.secure.client_state import Arrays, State, begun, read
+from dpcfl_net.federation.secure.client_state import Arrays, State, begun, check_stage
 from dpcfl_net.federation.secure.keys import BOX_BYTES, KEY_BYTES, Agreement, public_of, seal, sign, unseal
 from dpcfl_net.federation.secure.messages import box_info, keys_message, mask_key, self_mask_key, survivors_message
 from dpcfl_net.federation.secure.terms import Terms
@@ -53,7 +53,7 @@ def share(
     Returns:
         {"boxes": (K, 82) uint8}: a box for each holder, zeros for the client and for absent ones; and the state.
     """
-    read(terms, round, state, (1,))
+    check_stage(terms, round, state, (1,))
     holders = terms.holders(client)
     points = [terms.position(holder) + 1 for holder in holders]
     box_secret, mask_secret = _secrets(state)
@@ -110,7 +110,7 @@ def mask(
     Returns:
         The state.
     """
-    read(terms, round, state, (2,))
+    check_stage(terms, round, state, (2,))
     agreement = Agreement(_secrets(state)[1])
     plus, minus = [self_mask_key(terms, round, client, state["secure seed"].tobytes())], list[bytes]()
     for row, holder in enumerate(terms.holders(client)):
@@ -141,7 +141,7 @@ def sign_survivors(
     Returns:
         {"signature": (64,) uint8}, and the state.
     """
-    read(terms, round, state, (3,))
+    check_stage(terms, round, state, (3,))
     signature = sign(identity, survivors_message(terms, round, state["secure second"], survivors))
     return {"signature": _bytes(signature)}, {**state, **begun(terms, round, 4), "secure third": survivors.astype(np.uint8)}
 
@@ -159,7 +159,7 @@ def unmask(terms: Terms, round: int, client: int, state: State, survivors: np.nd
     Returns:
         {"shares": (K, 33) uint8}, zeros where there is no share; and the state, which holds no secret any more.
     """
-    read(terms, round, state, (3, 4))
+    check_stage(terms, round, state, (3, 4))
     agreement, second = Agreement(_secrets(state)[0]), state["secure second"]
     shares = np.zeros((terms.holder_count, shamir.SHARE_BYTES), np.uint8)
     for row, owner in enumerate(terms.holders(client)):

@@ -25,7 +25,7 @@ def begun(terms: Terms, round: int, stage: int = 1) -> State:
     return {"secure stage": np.array([round, stage], np.int64), "secure group": np.array(terms.group, np.int64)}
 
 
-def read(terms: Terms, round: int, state: State, allowed: tuple[int, ...]) -> None:
+def check_stage(terms: Terms, round: int, state: State, allowed: tuple[int, ...]) -> None:
     """Refuse a stage that does not follow the client's state.
 
     Args:
@@ -48,7 +48,7 @@ def read(terms: Terms, round: int, state: State, allowed: tuple[int, ...]) -> No
         raise Refused("secure-stage", f"stage {stage} was answered last, the request must follow stage {allowed[0]}")
 
 
-def flags(array: np.ndarray, count: int) -> None:
+def check_flags(array: np.ndarray, count: int) -> None:
     """Refuse an array other than (count,) uint8 of 0 and 1.
 
     Raises:
@@ -58,7 +58,7 @@ def flags(array: np.ndarray, count: int) -> None:
         raise Refused("secure-stage", f"a list of clients must be {count} numbers, each 0 or 1")
 
 
-def rows(array: np.ndarray, count: int, size: int) -> np.ndarray:
+def checked_rows(array: np.ndarray, count: int, size: int) -> np.ndarray:
     """Return an array; refuse any other than (count, size) uint8.
 
     Raises:
