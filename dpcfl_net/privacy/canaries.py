@@ -112,7 +112,7 @@ class CanaryRecords:
 
 
 class CanaryPath:
-    """Gradient engine (`dpsgd.Engine`) that returns the canaries' gradients for any model, before clipping and noise."""
+    """Gradient engine (`training.engine.GradientEngine`) that returns the canaries' gradients for any model, before clipping and noise."""
 
     def __init__(self, canaries: Canaries, norm: float) -> None:
         self._canaries, self._norm = canaries, norm

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from dpcfl_net.privacy.clipping import GradientBlock, Rows
 
 if TYPE_CHECKING:
-    from dpcfl_net.training.engine import Engine
+    from dpcfl_net.training.engine import GradientEngine
     from dpcfl_net.training.layers import Conv
 
 _TOGETHER = 16
@@ -38,7 +38,7 @@ class Bfloat16Engine:
         engine: The engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: GradientEngine) -> None:
         self._engine = engine
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Bfloat16Engine:
         return self._engine.logits(theta, x)
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Return logits and gradient blocks as `Engine.gradients`, in the precision of theta but with bfloat16 values."""
+        """Return logits and gradient blocks as `GradientEngine.gradients`, in the precision of theta but with bfloat16 values."""
         logits, parts = self._engine.gradients(theta.bfloat16(), x, y)
         for part in parts:
             part.widen(theta.dtype)

@@ -61,7 +61,7 @@ class DeepPath:
         return self._plain.logits(theta, x)
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Return logits and gradient blocks, as `Engine.gradients`."""
+        """Return logits and gradient blocks, as `GradientEngine.gradients`."""
         self._parts = []
         for parameter, values in zip(self._parameters, theta.split(self._sizes), strict=True):
             parameter.data = values.view(self._shapes[parameter])

@@ -24,9 +24,9 @@ from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.batches import drawn_rows
 from dpcfl_net.training.dpsgd_steps import Sums, stepper, tensor
-from dpcfl_net.training.engine import Engine, Forward
+from dpcfl_net.training.engine import Forward, GradientEngine
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.gradient_engines import choose, processor
+from dpcfl_net.training.gradient_engines import choose, set_processor_flags
 from dpcfl_net.training.layers import Layer, fast_layers, side_by_side
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.physical_batches import SameBits, padded, sizes, slots_for
@@ -58,7 +58,7 @@ class Trainer:
         clip: Bound C on the L2 norm of a record's gradient, 1e-9 to 1e9.
         learning_rate: Step size, positive.
         batch_size: Expected batch; sets the largest physical batch only, the divisor is rate * N of the slot.
-        path: Engine as for `gradient_engines.choose`, or an `Engine`.
+        path: Engine as for `gradient_engines.choose`, or a `GradientEngine`.
         task: Must be "classification".
         input_shape: Shape of one record, as for `gradient_engines.choose`.
         precision: "float32", or "bfloat16" for the forward and backward passes (`bfloat16.py`); weights, clipping and noise
@@ -76,7 +76,7 @@ class Trainer:
     """
 
     def __init__(
-        self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | Engine = "auto",
+        self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | GradientEngine = "auto",
         task: str = "classification", input_shape: tuple[int, ...] | None = None, precision: str = "float32",
     ) -> None:  # fmt: skip
         if task != "classification":
@@ -158,7 +158,7 @@ class Trainer:
     @torch.no_grad()
     def _sum(self, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> torch.Tensor:
         """Sum of clipped gradients, (p,): of one physical batch in the precision of the model, of several in float64."""
-        processor()
+        set_processor_flags()
         sums.begin()
         batches = self._batches(rows, room)
         for size, piece in batches:
@@ -214,7 +214,7 @@ class Evaluator:
     """
 
     def __init__(self, module: nn.Module, task: str = "classification", input_shape: tuple[int, ...] | None = None) -> None:
-        processor()
+        set_processor_flags()
         self._layers = fast_layers(module, input_shape)
         self._engine: Forward = PlainPath(module) if self._layers is None else FastPath(self._layers)
         self.path, self._task = "plain" if self._layers is None else "fast", task
@@ -235,7 +235,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _counts(self, layers: list[Layer], models: np.ndarray, data: Records) -> list[int]:
-        processor()
+        set_processor_flags()
         thetas, counts = tensor(models), [0] * len(models)
         for piece in pieces(np.arange(len(data)), COUNT_SLOTS):
             x, y = data.batch(piece, COUNT_SLOTS)
@@ -275,7 +275,7 @@ class Evaluator:
         Returns:
             Losses, (n,) float64, and True for each correct record, (n,) bool.
         """
-        processor()
+        set_processor_flags()
         models = [tensor(model) for model in (theta, base_model) if model is not None]
         losses, right = [np.empty(0)], [np.empty(0, bool)]
         slots = EVALUATION_SLOTS[self.path]

@@ -16,7 +16,7 @@ class Forward(Protocol):
         """Return logits, (n, classes), of x, (n, ...), under theta, (p,)."""
 
 
-class Engine(Forward, Protocol):
+class GradientEngine(Forward, Protocol):
     """A way to compute per-record gradients."""
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:

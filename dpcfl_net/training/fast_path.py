@@ -39,7 +39,7 @@ class FastPath:
         return self._forward(self._weights(theta), x)[0]
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Return logits and gradient blocks, as `Engine.gradients`."""
+        """Return logits and gradient blocks, as `GradientEngine.gradients`."""
         weights = self._weights(theta)
         logits, kept = self._forward(weights, x)
         signal = torch.softmax(at_least_single(logits), 1)

@@ -14,7 +14,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy import synthetic
 from dpcfl_net.training import deep_layers, devices, gradient_errors, layer_rules
 from dpcfl_net.training.deep_path import DeepPath
-from dpcfl_net.training.engine import Engine
+from dpcfl_net.training.engine import GradientEngine
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.opacus_path import OpacusPath
@@ -23,7 +23,7 @@ from dpcfl_net.training.vmap_path import VmapPath
 PATHS = ("fast", "deep", "opacus", "vmap")
 
 
-def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) -> tuple[str, Engine]:
+def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) -> tuple[str, GradientEngine]:
     """Choose the engine of a model.
 
     Args:
@@ -40,7 +40,7 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
     """
     if path not in ("auto", *PATHS):
         raise ConfigError(f"unknown path {path!r}, known: auto, {', '.join(PATHS)}")
-    processor()
+    set_processor_flags()
     layers = fast_layers(module, input_shape) if path in ("auto", "fast") else None
     if layers is not None:
         return "fast", FastPath(layers)
@@ -60,7 +60,7 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
     return _first_right(module, input_shape)
 
 
-def processor() -> None:
+def set_processor_flags() -> None:
     """Set the flags of the calling thread that every engine needs."""
     # Before numpy 2.4, the limits of a type that are first read while denormals are flushed come with a warning.
     for kind in (np.float32, np.float64):
@@ -73,7 +73,7 @@ def processor() -> None:
     devices.strict_arithmetic()
 
 
-def _first_right(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, Engine]:
+def _first_right(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, GradientEngine]:
     if problems := layer_rules.problems(module, by_record=True):
         raise ConfigError(problems)
     reasons = []
@@ -84,7 +84,7 @@ def _first_right(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, 
         true = gradient_errors.truth(module, synthetic.parameters(module), x)
         for name, kind in (("opacus", OpacusPath), ("vmap", VmapPath)):
             try:
-                engine: Engine = kind(module)
+                engine: GradientEngine = kind(module)
                 error = gradient_errors.in_doubt(partial(gradient_errors.by_record, engine, x[:0]), true)
             except Exception as problem:
                 said = textwrap.shorten(str(problem), 120, placeholder=" ...")

@@ -17,7 +17,7 @@ from dpcfl_net.training import devices
 from dpcfl_net.training.plain_path import fill
 
 if TYPE_CHECKING:
-    from dpcfl_net.training.engine import Engine
+    from dpcfl_net.training.engine import GradientEngine
 
 # Relative to the gradient's norm. On real models of up to 121 layers rounding in float32 stays below 3e-5, while an engine's
 # mistake (a missing term, another record's row) exceeds 0.25 at `synthetic.parameters`. A sound model whose rectifiers flip by
@@ -76,7 +76,7 @@ def together(true: Truth) -> float:
     return _error(found, torch.stack(true.gradients).sum(0), true.module)
 
 
-def by_record(engine: Engine, others: torch.Tensor, true: Truth) -> float:
+def by_record(engine: GradientEngine, others: torch.Tensor, true: Truth) -> float:
     """Compute the largest error of an engine's gradients of the records, in one batch with others.
 
     Args:

@@ -21,7 +21,7 @@ from dpcfl_net.privacy import synthetic
 from dpcfl_net.privacy.synthetic import RECORDS
 from dpcfl_net.training import gradient_errors, layer_rules, memory
 from dpcfl_net.training.dpsgd import Evaluator
-from dpcfl_net.training.engine import Engine
+from dpcfl_net.training.engine import GradientEngine
 from dpcfl_net.training.gradient_engines import choose
 from dpcfl_net.training.gradient_errors import GRADIENT_BOUND
 from dpcfl_net.training.layers import fast_layers
@@ -120,7 +120,7 @@ def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, 
     return ModelCheck(name, logits_error, error)
 
 
-def _gradients(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, name: str, engine: Engine) -> float:
+def _gradients(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, name: str, engine: GradientEngine) -> float:
     """Largest relative error; ConfigError for gradients that are missing, mix records, or differ from autograd's."""
     true = gradient_errors.truth(module, theta, x[:RECORDS])
     if true.unused:

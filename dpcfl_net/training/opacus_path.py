@@ -36,7 +36,7 @@ class OpacusPath:
         return self._plain.logits(theta, x)
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Return logits and gradient blocks, as `Engine.gradients`."""
+        """Return logits and gradient blocks, as `GradientEngine.gradients`."""
         devices.lend(self._sampled)
         self._sampled.to(theta.dtype)
         fill(self._parameters, theta)

@@ -34,7 +34,7 @@ from torch import nn
 from dpcfl_net.privacy import synthetic
 
 if TYPE_CHECKING:
-    from dpcfl_net.training.engine import Engine
+    from dpcfl_net.training.engine import GradientEngine
 
 LARGEST = 80
 # Each size is compared once, and takes room in oneDNN's cache of kernels. Below 4 slots products take other kernels.
@@ -50,7 +50,7 @@ class SameBits:
         slots: Size of the largest batch.
     """
 
-    def __init__(self, engine: Engine, module: nn.Module, slots: int) -> None:
+    def __init__(self, engine: GradientEngine, module: nn.Module, slots: int) -> None:
         self._engine, self._module, self._slots = engine, copy.deepcopy(module), slots
         self._theta = synthetic.parameters(module)
         self._known: dict[tuple[int, torch.dtype], bool] = {}

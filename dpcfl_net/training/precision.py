@@ -12,7 +12,7 @@ from dpcfl_net.training import devices
 if TYPE_CHECKING:
     from torch import nn
 
-    from dpcfl_net.training.engine import Engine
+    from dpcfl_net.training.engine import GradientEngine
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 PATHS = ("fast", "deep")  # engines whose passes were checked in bfloat16
@@ -51,7 +51,7 @@ def hold_to_processor(protocol: Protocol) -> None:
             )
 
 
-def in_precision(engine: Engine, module: nn.Module, path: str, precision: str) -> Engine:
+def in_precision(engine: GradientEngine, module: nn.Module, path: str, precision: str) -> GradientEngine:
     """Return the engine with its passes in a precision.
 
     Args:

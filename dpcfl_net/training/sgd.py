@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.training import devices
-from dpcfl_net.training.gradient_engines import processor
+from dpcfl_net.training.gradient_engines import set_processor_flags
 from dpcfl_net.training.layers import channels_last, fast_layers, pooled_first, side_by_side
 from dpcfl_net.training.losses import each_loss
 
@@ -67,7 +67,7 @@ class PlainSGD:
         Returns:
             The trained model, (p,) float32.
         """
-        processor()
+        set_processor_flags()
         device = devices.lend(self)
         offsets = None if base_model is None else self._outputs(base_model, data)
         centre: Any = None if proximal is None else torch.from_numpy(np.array(proximal[1], np.float32)).to(device)
@@ -103,7 +103,7 @@ class PlainSGD:
         Returns:
             (M,) float64; inf where a loss is not finite.
         """
-        processor()
+        set_processor_flags()
         device = devices.lend(self)
         offsets = None if base_model is None else self._outputs(base_model, data)
         y = data.batch(np.arange(len(data)), len(data))[1].to(device)

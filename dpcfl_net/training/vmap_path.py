@@ -40,7 +40,7 @@ class VmapPath:
         return self._plain.logits(theta, x)
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Return logits and gradient blocks, as `Engine.gradients`."""
+        """Return logits and gradient blocks, as `GradientEngine.gradients`."""
         values, at = {}, 0
         for name, shape in self._shapes.items():
             values[name] = theta[at : at + shape.numel()].view(shape)

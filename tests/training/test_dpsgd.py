@@ -16,7 +16,7 @@ from dpcfl_net.privacy import clipping
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.gradient_engines import PATHS, processor
+from dpcfl_net.training.gradient_engines import PATHS, set_processor_flags
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.models import flatten
 
@@ -139,7 +139,7 @@ def test_shorter_formats_that_a_model_has_turned_on_are_off_in_a_step() -> None:
     convolutions = torch.backends.mkldnn.conv
     convolutions.fp32_precision = "bf16"
     torch.set_float32_matmul_precision("medium")
-    processor()
+    set_processor_flags()
     assert convolutions.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "ieee"
 
 

@@ -15,7 +15,7 @@ from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
-from dpcfl_net.training.engine import Engine
+from dpcfl_net.training.engine import GradientEngine
 from dpcfl_net.training.gradient_engines import choose
 from dpcfl_net.training.physical_batches import LARGEST, likely_sizes, sizes, slots_for, unit
 
@@ -72,7 +72,7 @@ def test_a_gradient_has_the_same_bits_in_every_size_and_slot_that_is_used(name: 
             assert torch.equal(here, largest[torch.arange(size) % 5])
 
 
-def _gradients(engine: Engine, theta: np.ndarray, data: Images, rows: np.ndarray) -> list[torch.Tensor]:
+def _gradients(engine: GradientEngine, theta: np.ndarray, data: Images, rows: np.ndarray) -> list[torch.Tensor]:
     with torch.no_grad():
         logits, parts = engine.gradients(torch.from_numpy(theta), data.x[rows], data.y[rows])
     fields = [getattr(part, field) for part in parts for field in ("values", "signals", "inputs") if hasattr(part, field)]
@@ -82,7 +82,7 @@ def _gradients(engine: Engine, theta: np.ndarray, data: Images, rows: np.ndarray
 class Shifting:
     """An engine whose gradients change in one bit at some sizes, as if a library took another kernel there."""
 
-    def __init__(self, engine: Engine, at: set[int]) -> None:
+    def __init__(self, engine: GradientEngine, at: set[int]) -> None:
         self._engine, self._at = engine, at
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
