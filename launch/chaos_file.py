@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import allowed_keys, known_keys, located_sentences, nearest_key
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_text, shown
+from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.transport.faults import MessageFaults, MessageRule, Partition
 
 MOST_SECONDS = 3600.0
@@ -58,10 +59,10 @@ Target: Any = _target("coordinator", "observer", "relay", "parent", "parent of a
 DiskTarget: Any = _target("coordinator", "observer", "all")
 
 
-class Section(BaseModel):
+class Section(StrictModel):
     """A section of the file; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Delay(Section):

@@ -15,14 +15,19 @@ Value = TypeVar("Value")
 _found: dict[int, dict[Hashable, Any]] = {}  # by the identity of parts that are alive
 
 
-class FrozenModel(BaseModel):
-    """Immutable model; an unknown field or a value of a wrong type is an error.
+class StrictModel(BaseModel):
+    """Immutable model; an unknown field or a value of a wrong type is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FrozenModel(StrictModel):
+    """Part of a signed job.
 
     Attributes:
         added: Fields that are omitted where they have their default, so that the hash of jobs without them is unchanged.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     added: ClassVar[tuple[str, ...]] = ()
 
     @model_serializer(mode="wrap")

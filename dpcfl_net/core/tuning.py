@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from dpcfl_net.core.frozen import StrictModel
 
 Search = Literal["grid", "random", "optuna"]
 Score = Literal["accuracy_mean", "accuracy_worst", "accuracy_minority"]
 
 
-class Tuning(BaseModel):
+class Tuning(StrictModel):
     """The search that chose the settings of this job; `dpcfl tune` fills it in."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     search: Search = Field(description="grid: all combinations; random: a seeded sample of them; optuna: TPE sampler")
     trials: int = Field(ge=1, le=1_000_000, description="trials of each algorithm")

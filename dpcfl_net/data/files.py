@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from dpcfl_net.core.frozen import StrictModel
 
 FORMATS = ("npz", "leaf", "image-folder", "huggingface")
 TEST_FRACTION = 0.2
 
 
-class Columns(BaseModel):
+class Columns(StrictModel):
     """Names of the columns of a table: dataset npz or huggingface."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     x: str = Field("x", min_length=1, description="records: images or feature vectors")
     y: str = Field("y", min_length=1, description="labels")
@@ -22,10 +22,8 @@ class Columns(BaseModel):
     )
 
 
-class FileSource(BaseModel):
+class FileSource(StrictModel):
     """The `data.files` section of a configuration."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     path: str = Field(min_length=1, description="file or folder, absolute or relative to the folder of the data sets")
     columns: Columns = Field(Columns.model_validate({}), description="npz, huggingface: names of the columns")

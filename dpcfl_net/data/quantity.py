@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.frozen import StrictModel
 
 
-class SizeLaw(BaseModel):
+class SizeLaw(StrictModel):
     """Law of the numbers of training records; `train_per_client` is their mean.
 
     A client's share of the records of its cluster is proportional to exp(spread * N(0, 1)) under "lognormal", to
     rank ** -spread, in random order, under "zipf", and drawn from Dirichlet(alpha) with all alphas equal under "dirichlet"
     (quantity skew of Li et al. 2022, NIID-Bench).
     """
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     law: Literal["lognormal", "zipf", "dirichlet"] = Field(description="lognormal, zipf or dirichlet")
     spread: float | None = Field(

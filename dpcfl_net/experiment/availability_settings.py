@@ -8,9 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dpcfl_net.core.files import reason, shown
+from dpcfl_net.core.frozen import StrictModel
 
 COLUMNS = ["client", "from_round", "to_round"]
 
@@ -20,10 +21,8 @@ Range = Annotated[
 ]
 
 
-class AvailabilitySettings(BaseModel):
+class AvailabilitySettings(StrictModel):
     """The `availability` section. Client ids do not follow the data: the job assigns slices to clients at random."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     file: str | None = Field(
         default=None,

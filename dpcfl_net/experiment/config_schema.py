@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -20,6 +19,7 @@ from pydantic import (
 from dpcfl_net.algorithms.base import Algorithm, find, registry
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
+from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.roster import MOST_EPSILON
 from dpcfl_net.core.signed_settings import LocalTraining, PrivacyTarget
@@ -47,10 +47,10 @@ def _folder_name(name: str) -> str:
     return name
 
 
-class Section(BaseModel):
+class Section(StrictModel):
     """A section of the configuration; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class ModelSettings(Section):

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -17,13 +16,13 @@ from pydantic import (
 )
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.transport.links.link import MOST_BPS, MOST_LATENCY_S, MOST_LOSS, MOST_RESETS_PER_HOUR, MOST_S, Link
 from dpcfl_net.transport.links.netem import unsupported
 from dpcfl_net.transport.links.presets import PRESETS, preset
 from dpcfl_net.transport.links.schedule import Schedule
 from dpcfl_net.transport.links.trace import read_trace
 
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 _MOST_MBPS = MOST_BPS / 1e6
 # Field of a configuration: field of a link, and its unit.
 _UNITS = {
@@ -32,10 +31,10 @@ _UNITS = {
 }  # fmt: skip
 
 
-class LinkSettings(BaseModel):
+class LinkSettings(StrictModel):
     """A link and the speed of its client: a preset, and fields that replace its values; a field that is not given is that of the less specific link."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(allow_inf_nan=False)
 
     preset: str | None = Field(default=None, description=f"values to start from: {', '.join(PRESETS)}")
     latency_ms: float | None = Field(default=None, ge=0, le=1e3 * MOST_LATENCY_S, description="delay of one direction")
@@ -89,10 +88,10 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-class NetworkSettings(BaseModel):
+class NetworkSettings(StrictModel):
     """The `network` section."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(allow_inf_nan=False)
 
     how: Literal["off", "relay", "netem"] = Field(
         default="off",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL, ROSTER, signature_path
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 
@@ -23,10 +24,8 @@ Name = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z"
 LogEnd = Annotated[str, Field(max_length=2 * LOG_TAIL)]
 
 
-class Message(BaseModel):
+class Message(StrictModel):
     """Base of all messages; an unknown or mistyped field is an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     def line(self) -> bytes:
         """Encode the message as one line."""

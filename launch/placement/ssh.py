@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.remote import Host
@@ -25,7 +26,7 @@ DISCARD = 9  # port to look up a route; nothing is sent
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
-class Entry(BaseModel):
+class Entry(StrictModel):
     """A host of the hosts file.
 
     Attributes:
@@ -37,8 +38,6 @@ class Entry(BaseModel):
         python: Python interpreter there; None: that of the file.
         data_root: Folder of the data sets there.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Annotated[str, Field(pattern=NAME)]
     address: str | None = None
@@ -67,7 +66,7 @@ class Entry(BaseModel):
         return ["ssh", *OPTIONS, *self.options, self.address, "exec " + shlex.join(agent)]
 
 
-class HostsFile(BaseModel):
+class HostsFile(StrictModel):
     """Content of a hosts file.
 
     Attributes:
@@ -75,8 +74,6 @@ class HostsFile(BaseModel):
         python: Python interpreter on the hosts.
         root: Folder for keys and ledgers on the hosts.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     hosts: Annotated[list[Entry], Field(min_length=1)]
     python: str = "python3"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
+from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.core.types import Adjacency
 
 Sampling = Literal["poisson", "fixed", "shuffle", "allocation", "full"]
@@ -18,7 +19,7 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_RECORDS, MOST_STEPS = 20_000, 1_000_000
 
 
-class Claim(BaseModel):
+class Claim(StrictModel):
     """Claim of a program about its training function.
 
     Attributes:
@@ -39,8 +40,6 @@ class Claim(BaseModel):
         learning_rate: Learning rate of plain SGD, for "parameters".
         divisor: What the noisy sum is divided by; the expected batch size by default.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     epsilon: Annotated[float, Field(gt=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
