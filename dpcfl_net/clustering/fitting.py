@@ -122,9 +122,7 @@ class Fitter:
         enough = None
         if self.noise:
             known = self.noise
-            enough = next(
-                (m for m in (1, *candidates) if noise_spectrum.explained(self.points, fits[m].labels, self.p, known)), None
-            )
+            enough = next((m for m in (1, *candidates) if noise_spectrum.explained(self.points, fits[m].labels, known)), None)
         chosen = fits[choose(scores, candidates, published=self.space == "pca2", explained=enough)]
         return replace(chosen, candidates=np.array(candidates, np.int64), scores=np.array([scores[m] for m in candidates]))
 

@@ -33,12 +33,12 @@ def with_outliers(fitter: Fitter, found: MixtureFit, clusters: int | None, room:
     if fitter.noise is None:
         return found
     chosen = _settled(fitter, fitter.noise, found, clusters, room)
-    marked, _ = outliers(fitter.points, chosen.labels, fitter.p, fitter.noise)
-    return replace(chosen, unverified=unverified(fitter.points, chosen.labels, fitter.p, fitter.noise, marked))
+    marked, _ = outliers(fitter.points, chosen.labels, fitter.noise)
+    return replace(chosen, unverified=unverified(fitter.points, chosen.labels, fitter.noise, marked))
 
 
 def _settled(fitter: Fitter, noise: KnownNoise, found: MixtureFit, clusters: int | None, room: int) -> MixtureFit:
-    marked, reach = outliers(fitter.points, found.labels, fitter.p, noise)
+    marked, reach = outliers(fitter.points, found.labels, noise)
     if not marked.any():
         return found
     if fitter.space == "spectral" and room > 0:
@@ -63,7 +63,7 @@ def _apart(
             return None
         part = fitter.part(rest).best(inner, room - len(groups))
         found = _joined(fitter, part, rest, groups)
-        marked, reach = outliers(fitter.points, found.labels, fitter.p, noise)
+        marked, reach = outliers(fitter.points, found.labels, noise)
         together = [row for group in groups if len(group) > 1 for row in group]
         before, aside = aside, sorted({*np.flatnonzero(marked).tolist(), *together})
         if aside == before:
@@ -92,7 +92,7 @@ def _joined(fitter: Fitter, part: MixtureFit, rest: np.ndarray, groups: list[lis
 
 def _alone(fitter: Fitter, labels: np.ndarray) -> float:
     """Value of p s^2 for clusters of one: that of the other clusters together, at least that of the known noise."""
-    known = fitter.p * fitter.noise.deviation**2 if fitter.noise else 0.0
+    known = fitter.noise.squared_norm if fitter.noise else 0.0
     free = len(labels) - len(np.unique(labels))
     return max(known, separation.within(fitter.points, labels, fitter.weights) / free) if free else known
 

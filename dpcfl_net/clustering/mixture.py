@@ -52,7 +52,7 @@ def fit(
         raise ValueError(f"clusters must lie in 1..{n} (the number of updates), got {clusters}")
     if max_clusters < 1:
         raise ValueError(f"max_clusters must be at least 1, got {max_clusters}")
-    noise = None if noise_deviation is None else KnownNoise.of(noise_deviation, n)
+    noise = None if noise_deviation is None else KnownNoise.of(noise_deviation, n, len(updates[0]))
     fitter = Fitter(updates, len(updates[0]), space, seed, noise)
     found = fitter.best(clusters, max_clusters)
     return found if noise is None else with_outliers(fitter, found, clusters, (clusters or max_clusters) if lone else 0)

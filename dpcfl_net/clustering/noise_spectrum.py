@@ -40,7 +40,7 @@ def beyond(points: np.ndarray, dimension: int, deviation: float, rows: int) -> i
     return int((np.linalg.svd(points, compute_uv=False) ** 2 > deviation**2 * noise_spectrum_edge(rows, dimension)).sum())
 
 
-def explained(points: np.ndarray, labels: np.ndarray, dimension: int, noise: KnownNoise) -> bool:
+def explained(points: np.ndarray, labels: np.ndarray, noise: KnownNoise) -> bool:
     """Return True if clusters and noise explain the points: no residual direction exceeds the edge of the noise.
 
     Residuals of unequal noise are scaled to equal noise first.
@@ -48,8 +48,7 @@ def explained(points: np.ndarray, labels: np.ndarray, dimension: int, noise: Kno
     Args:
         points: Coordinates with the distances of the full space, (n, r).
         labels: Cluster of each point, (n,).
-        dimension: Dimension of the full space.
-        noise: Noise of the points.
+        noise: Noise of the points, in the coordinates of the full space.
     """
     residuals = points.copy()
     clusters = np.unique(labels)
@@ -57,4 +56,4 @@ def explained(points: np.ndarray, labels: np.ndarray, dimension: int, noise: Kno
         residuals[labels == cluster] -= centre(points, labels == cluster, noise.weights)
     if noise.weights is not None:
         residuals *= np.sqrt(noise.weights)[:, None]
-    return beyond(residuals, dimension, noise.deviation, max(1, len(points) - len(clusters))) == 0
+    return beyond(residuals, noise.dimension, noise.deviation, max(1, len(points) - len(clusters))) == 0

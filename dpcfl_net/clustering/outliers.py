@@ -17,7 +17,7 @@ SHARE = 0.5  # of the farthest outlier's excess: one outlier among m members giv
 
 
 def outliers(
-    points: np.ndarray, labels: np.ndarray, dimension: int, noise: KnownNoise, *, heterogeneity: bool = True
+    points: np.ndarray, labels: np.ndarray, noise: KnownNoise, *, heterogeneity: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the points that are farther from every cluster of other points than noise and usual heterogeneity reach.
 
@@ -33,8 +33,7 @@ def outliers(
     Args:
         points: Coordinates with the distances of the full space, (n, r).
         labels: Cluster of each point, (n,).
-        dimension: Dimension p of the full space.
-        noise: Noise of the points.
+        noise: Noise of the points, in the p coordinates of the full space.
         heterogeneity: False: test against noise alone (h = 0).
 
     Returns:
@@ -44,7 +43,7 @@ def outliers(
     """
     aside = np.zeros(len(points), bool)
     while True:
-        beyond, reach = _beyond(points, labels, aside, (dimension, noise), heterogeneity)
+        beyond, reach = _beyond(points, labels, aside, noise, heterogeneity)
         far = beyond > reach[1]
         if not far.any():
             return aside, reach.sum(axis=0)
@@ -54,33 +53,32 @@ def outliers(
 
 
 def _beyond(
-    points: np.ndarray, labels: np.ndarray, aside: np.ndarray, known: tuple[int, KnownNoise], heterogeneity: bool
+    points: np.ndarray, labels: np.ndarray, aside: np.ndarray, noise: KnownNoise, heterogeneity: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how far each smallest residual exceeds the mean of a member's, (n,), and that mean and the largest usual excess, (2, n).
 
     Points set aside are in no cluster; their excess counts as -inf, as does that of a point without others to compare it with.
     """
-    dimension, noise = known
-    variance, weights = noise.deviation**2, noise.weights_of(len(points))
+    weights = noise.weights_of(len(points))
     roots, rest = np.sqrt(weights), np.flatnonzero(~aside)
     nearest = residuals(points[rest], labels[rest], weights[rest]).min(axis=1) if len(rest) else np.zeros(0)
     finite = np.isfinite(nearest)
     rest, nearest = rest[finite], nearest[finite]
     usual = 0.0
     if heterogeneity and len(rest):
-        usual = max(0.0, float(np.median((nearest - dimension * variance) / roots[rest])))
-    level = LEVEL / len(points)
-    upper, spread = variance * (chi_square_quantile(dimension, level) - dimension), 0.0
+        usual = max(0.0, float(np.median((nearest - noise.squared_norm) / roots[rest])))
+    level, spread = LEVEL / len(points), 0.0
+    upper = noise.deviation**2 * (chi_square_quantile(noise.dimension, level) - noise.dimension)
     if usual:
-        degrees = _degrees(points[rest], labels[rest], weights[rest], usual, (dimension, variance))
+        degrees = _degrees(points[rest], labels[rest], weights[rest], usual, noise)
         spread = usual * (chi_square_quantile(degrees, level) / chi_square_quantile(degrees, 0.5) - 1)
-    mean = dimension * variance + usual * roots
+    mean = noise.squared_norm + usual * roots
     beyond = np.full(len(points), -np.inf)
     beyond[rest] = nearest - mean[rest]
     return beyond, np.stack([mean, np.hypot(upper, spread * roots)])
 
 
-def _degrees(points: np.ndarray, labels: np.ndarray, weights: np.ndarray, usual: float, noise: tuple[int, float]) -> float:
+def _degrees(points: np.ndarray, labels: np.ndarray, weights: np.ndarray, usual: float, noise: KnownNoise) -> float:
     """Estimate the directions of heterogeneity, (tr S)^2 / tr S^2 for its covariance S, from products of two points' residuals.
 
     For independent residuals with noise, their squares have the mean tr S^2 + 2 s^2 tr S + p s^4; the median resists outliers.
@@ -90,20 +88,20 @@ def _degrees(points: np.ndarray, labels: np.ndarray, weights: np.ndarray, usual:
     centres = np.stack([separation.centre(points, labels == m, weights) for m in names])
     factors = np.sqrt(weights * counts[own] / np.maximum(counts[own] - 1, 1))
     residual = (points - centres[own]) * factors[:, None]
-    dimension, variance = noise
     # Residuals from one centre have the mean product -(p s^2 + h) sqrt(w_i w_j) / W.
     centred = np.where(own[:, None] == own[None], np.outer(factors, factors), 0.0) / np.bincount(own, weights)[own]
     pairs = ~np.eye(len(points), dtype=bool) & (counts[own] > 1)[:, None] & (counts[own] > 1)[None]
-    products = (residual @ residual.T + (dimension * variance + usual) * centred)[pairs] ** 2
+    products = (residual @ residual.T + (noise.squared_norm + usual) * centred)[pairs] ** 2
     if not products.size:
         return MOST_DEGREES
-    expected = 2 * variance * usual + dimension * variance**2
+    variance = noise.deviation**2
+    expected = 2 * variance * usual + noise.dimension * variance**2
     error = 2.34 * expected / (products.size / 2) ** 0.5  # standard error of a median of squared normals
     squared = float(np.median(products)) / MEDIAN - expected - 2 * error
     return max(1.0, min(MOST_DEGREES, usual**2 / max(squared, usual**2 / MOST_DEGREES)))
 
 
-def unverified(points: np.ndarray, labels: np.ndarray, dimension: int, noise: KnownNoise, marked: np.ndarray) -> np.ndarray:
+def unverified(points: np.ndarray, labels: np.ndarray, noise: KnownNoise, marked: np.ndarray) -> np.ndarray:
     """Find the members of clusters that may resemble no other: they are no outliers, but noise may hide that they are.
 
     A client that resembles no other is at least as far from its cluster as the two closest clusters are from each other, d. Its
@@ -114,8 +112,7 @@ def unverified(points: np.ndarray, labels: np.ndarray, dimension: int, noise: Kn
     Args:
         points: Coordinates with the distances of the full space, (n, r).
         labels: Cluster of each point, (n,).
-        dimension: Dimension p of the full space.
-        noise: Noise of the points.
+        noise: Noise of the points, in the p coordinates of the full space.
         marked: True for outliers, (n,).
 
     Returns:
@@ -126,7 +123,7 @@ def unverified(points: np.ndarray, labels: np.ndarray, dimension: int, noise: Kn
     if len(names) < 2:
         return np.zeros(len(points), bool)
     weights, variance = noise.weights_of(len(points)), noise.deviation**2
-    floor = dimension * variance
+    floor = noise.squared_norm
     centres = np.stack([separation.centre(points, labels == m, weights) for m in names])
     masses = np.bincount(own, weights)
     apart = ((centres[:, None] - centres[None]) ** 2).sum(axis=2) - floor * (1 / masses[:, None] + 1 / masses[None])

@@ -116,7 +116,7 @@ def _noise(records: int, seed: int, epsilon: float, scale: Scale) -> float:
 def _measured(first: FirstRound, z: Sequence[float], names: tuple[str, str, float], seed: int) -> dict[str, Any]:
     """Fit without and with the test for outliers; score the true clusters; apply two other rules."""
     x = first.updates(z, keys(len(z), "lone", seed, *map(str, names)))
-    noise = KnownNoise.of(first.deviations(z), len(z))
+    noise = KnownNoise.of(first.deviations(z), len(z), x.shape[1])
     fitter = Fitter(x, x.shape[1], "spectral", seed, noise)
     # Before: unequal noise counted as unknown, and a cluster of one had no score.
     same = noise.weights is None
@@ -124,7 +124,7 @@ def _measured(first: FirstRound, z: Sequence[float], names: tuple[str, str, floa
     after = with_outliers(fitter, before if same else fitter.best(None, MOST), None, MOST)
     truth = np.array(first.truth)
     lone = np.bincount(truth)[truth] == 1
-    chi_square, _ = outliers(fitter.points, before.labels, fitter.p, noise, heterogeneity=False)
+    chi_square, _ = outliers(fitter.points, before.labels, noise, heterogeneity=False)
     alone = after.outliers & (np.bincount(after.labels)[after.labels] == 1)
     wrong = dict(zip(after.candidates.tolist(), after.scores.tolist(), strict=True)).get(before.clusters)
     wrong = None if before.clusters == after.clusters else wrong
@@ -160,7 +160,7 @@ def score_of(fitter: Fitter, noise: KnownNoise, labels: np.ndarray) -> float:
     """Score given clusters; a cluster of one has the spread of the others, at least that of the known noise."""
     names = len(np.unique(labels))
     pooled = separation.within(fitter.points, labels, noise.weights) / max(1, len(labels) - names)
-    alone = max(fitter.p * noise.deviation**2, pooled)
+    alone = max(noise.squared_norm, pooled)
     return separation.effective(fitter.points, labels, names, fitter.p, weights=noise.weights, alone=alone)
 
 

@@ -75,12 +75,9 @@ def with_outliers(evidence: RoundEvidence) -> int:
 
 def known_noise(evidence: RoundEvidence) -> int:
     """Choose the smallest M that explains the updates at the known noise if it is separated, else the largest fall."""
+    noise = KnownNoise(evidence.dimension, evidence.deviation)
     explained = (
-        m
-        for m in (1, *evidence.candidates)
-        if noise_spectrum.explained(
-            evidence.points, evidence.fits[m].labels, evidence.dimension, KnownNoise(evidence.deviation)
-        )
+        m for m in (1, *evidence.candidates) if noise_spectrum.explained(evidence.points, evidence.fits[m].labels, noise)
     )
     return mixture.choose(evidence.scores, evidence.candidates, explained=next(explained, None))
 

@@ -15,6 +15,7 @@ from dpcfl_net.clustering.known_noise import KnownNoise
 from dpcfl_net.clustering.metrics import recovered
 
 P = 3000
+NOISE = KnownNoise(P, 1.0)
 LONE = [1, 5, 5, 5]
 SWAMPED = [([1, 5, 5, 5], 60, 2), ([1, 5, 5, 5], 100, 0), ([1, 3, 3, 3], 40, 3)]  # sizes, score, seed
 
@@ -42,7 +43,7 @@ def test_lone_clients_get_clusters_of_one(sizes, lone):
 
 def test_without_the_test_the_lone_client_is_in_anothers_cluster_at_a_confident_score():
     x, truth = updates(LONE, 20, 1)
-    before = Fitter(x, P, "spectral", 0, KnownNoise(1.0)).best(None, 8)
+    before = Fitter(x, P, "spectral", 0, NOISE).best(None, 8)
     assert before.clusters == 3
     assert before.mss > mixture.CUT
     assert not recovered(truth, before.labels.tolist())
@@ -52,9 +53,9 @@ def test_without_the_test_the_lone_client_is_in_anothers_cluster_at_a_confident_
 def test_members_that_a_lone_client_drags_beyond_reach_stay_in_their_cluster(sizes, score, seed):
     """The lone client moves the centre of the cluster that it is put in, so that some of the members are beyond reach of it."""
     x, truth = updates(sizes, score, seed)
-    fitter = Fitter(x, P, "spectral", 0, KnownNoise(1.0))
+    fitter = Fitter(x, P, "spectral", 0, NOISE)
     before = fitter.best(None, 8)
-    marked, reach = outliers.outliers(fitter.points, before.labels, P, KnownNoise(1.0))
+    marked, reach = outliers.outliers(fitter.points, before.labels, NOISE)
     nearest = outliers.residuals(fitter.points, before.labels, np.ones(len(x))).min(axis=1)
     assert (nearest > reach).sum() > 1
     assert np.flatnonzero(marked).tolist() == [0]
@@ -66,13 +67,13 @@ def test_members_that_a_lone_client_drags_beyond_reach_stay_in_their_cluster(siz
 def test_two_lone_clients_in_one_cluster_are_set_aside_together():
     x, _ = updates([1, 1, 7, 7], 20, 3)
     points, labels = coordinates(centred_gram(x)), np.repeat([2, 0, 1], [2, 7, 7])
-    assert np.flatnonzero(outliers.outliers(points, labels, P, KnownNoise(1.0))[0]).tolist() == [0, 1]
+    assert np.flatnonzero(outliers.outliers(points, labels, NOISE)[0]).tolist() == [0, 1]
 
 
 def test_points_that_are_all_far_from_each_other_are_all_set_aside():
     x, _ = updates([1, 1, 1, 1], 100, 0)
     points, labels = coordinates(centred_gram(x)), np.array([0, 0, 1, 1])
-    marked, reach = outliers.outliers(points, labels, P, KnownNoise(1.0), heterogeneity=False)
+    marked, reach = outliers.outliers(points, labels, NOISE, heterogeneity=False)
     assert marked.all()
     assert np.isfinite(reach).all()
 
@@ -99,7 +100,7 @@ def test_a_fit_without_outliers_is_what_it_was():
     x, _ = updates([5, 5, 5, 5], 15, 2)
     found, before = (
         mixture.fit(x, clusters=None, noise_deviation=1.0),
-        Fitter(x, P, "spectral", 0, KnownNoise(1.0)).best(None, 8),
+        Fitter(x, P, "spectral", 0, NOISE).best(None, 8),
     )
     assert found.clusters == 4
     for name, value in vars(before).items():
@@ -127,8 +128,8 @@ def test_a_lone_client_as_near_as_the_closest_clusters_is_found_or_said_to_be_hi
     for seed in range(150):
         x = centres[truth] + np.random.default_rng([seed, 7]).standard_normal((16, P))
         points = coordinates(centred_gram(x))
-        found, _ = outliers.outliers(points, labels, P, KnownNoise(1.0))
-        unverified = outliers.unverified(points, labels, P, KnownNoise(1.0), found)
+        found, _ = outliers.outliers(points, labels, NOISE)
+        unverified = outliers.unverified(points, labels, NOISE, found)
         assert not (found & unverified).any()
         hidden += not found[15]
         silent += not (found | unverified)[15]
@@ -163,7 +164,7 @@ def test_noise_makes_an_outlier_once_in_a_thousand_rounds():
     for _ in range(1500):
         factor = np.tril(rng.standard_normal((rows, rows)), -1)  # Bartlett: distances of rows of P normals
         factor[np.arange(rows), np.arange(rows)] = np.sqrt(rng.chisquare(P - np.arange(rows)))
-        marked += outliers.outliers(factor, labels, P, KnownNoise(1.0), heterogeneity=False)[0].any()
+        marked += outliers.outliers(factor, labels, NOISE, heterogeneity=False)[0].any()
     assert marked <= 6
 
 
@@ -174,8 +175,8 @@ def test_heterogeneity_of_clients_makes_no_outliers():
         rng = np.random.default_rng(seed)
         own = rng.standard_normal((16, 6)) @ rng.standard_normal((6, P))  # clients' own data, far beyond the noise
         points, labels = coordinates(centred_gram(x + 3 * own)), np.repeat([0, 1], 8)
-        assert not outliers.outliers(points, labels, P, KnownNoise(1.0))[0].any()
-        marked, reach = outliers.outliers(points, labels, P, KnownNoise(1.0), heterogeneity=False)
+        assert not outliers.outliers(points, labels, NOISE)[0].any()
+        marked, reach = outliers.outliers(points, labels, NOISE, heterogeneity=False)
         beyond += (outliers.residuals(points, labels, np.ones(16)).min(axis=1) > reach).sum()
         assert marked.sum() >= 15  # the last one has no others to compare it with
     assert beyond == 160  # every client is beyond noise alone
