@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from dpcfl_net.privacy.mechanisms import gumbel
+
 Weight = TypeVar("Weight", float, Fraction)
 
 
@@ -54,9 +56,7 @@ def draw(losses: Sequence[float], epsilon: float, tau: float, count: int, rng: n
     """
     if not 0 <= count <= len(losses):
         raise ValueError(f"count must lie between 0 and {len(losses)}, got {count!r}")
-    # random() lies in [0, 1): a shift by half a step keeps both logarithms finite and stays below 1.
-    uniform = rng.random(len(losses)) * (1 - 2.0**-53) + 2.0**-54
-    keys = epsilon / (2 * tau) * np.asarray(losses, np.float64) - np.log(-np.log(uniform))
+    keys = epsilon / (2 * tau) * np.asarray(losses, np.float64) + gumbel(len(losses), rng)
     return [int(k) for k in np.argsort(-keys, kind="stable")[:count]]
 
 

@@ -19,6 +19,21 @@ _BITS = 53
 _ROUNDING = 2.0**-48  # of a probability, relative; a few operations
 
 
+def gumbel(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw standard Gumbel noise; the argmax of scores plus noise is a draw by the exponential mechanism.
+
+    Args:
+        count: Number of draws n.
+        rng: Source of the noise.
+
+    Returns:
+        Finite numbers, (n,) float64.
+    """
+    # random() lies in [0, 1): a shift by half a step keeps both logarithms finite and stays below 1.
+    uniform = rng.random(count) * (1 - 2.0**-53) + 2.0**-54
+    return np.asarray(-np.log(-np.log(uniform)))
+
+
 def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Generator) -> int:
     """Select an index m with P(m) proportional to exp(eta * counts[m]): argmax of eta * count + Gumbel(0, 1), in float64.
 
@@ -42,11 +57,9 @@ def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Gene
         raise ValueError(f"counts must be a non-empty sequence of whole numbers, got {counts!r}")
     if not (math.isfinite(eta) and eta >= 0):
         raise ValueError(f"eta must be finite and not negative, got {eta!r}")
-    # random() lies in [0, 1): a shift by half a step keeps both logarithms finite and stays below 1.
-    uniform = rng.random(scores.size) * (1 - 2.0**-53) + 2.0**-54
     # Only differences matter; taking them as integers first keeps huge counts exact.
     lead = (scores.astype(object) - int(scores.max())).astype(np.float64)
-    return int(np.argmax(min(eta, MOST_DRAWN) * lead - np.log(-np.log(uniform))))
+    return int(np.argmax(min(eta, MOST_DRAWN) * lead + gumbel(scores.size, rng)))
 
 
 def randomised_response(labels: Sequence[int | None], epsilon: float, categories: int, rng: np.random.Generator) -> np.ndarray:
@@ -94,11 +107,10 @@ def lowest_by_exponential_mechanism(
 
     Source: McSherry and Talwar 2007.
     """
-    uniform = rng.random(categories) * (1 - 2.0**-53) + 2.0**-54
     scores = np.zeros(categories)
     if losses is not None and np.isfinite(losses).all():
         scores = -np.minimum(np.asarray(losses, np.float64) - float(losses.min()), span) / span
-    return int(np.argmax(min(epsilon, MOST_DRAWN) / 2 * scores - np.log(-np.log(uniform))))
+    return int(np.argmax(min(epsilon, MOST_DRAWN) / 2 * scores + gumbel(categories, rng)))
 
 
 def shortened(vectors: Sequence[np.ndarray], clip: float) -> list[np.ndarray]:
