@@ -7,9 +7,9 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
 from pydantic import (
     Field,
@@ -23,6 +23,7 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import opened
 from dpcfl_net.core.frozen import FrozenModel, invalid_fields
+from dpcfl_net.core.lazy_sequence import LazySequence
 
 MOST_EPSILON = 100_000.0
 BLOCK = 128  # lines that are read, hashed and parsed together
@@ -95,7 +96,7 @@ class RosterReference(FrozenModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class Roster(Sequence[ClientEntry]):
+class Roster(LazySequence[ClientEntry]):
     """Clients of a job in the order of their ids; immutable."""
 
     @staticmethod
@@ -108,34 +109,22 @@ class Roster(Sequence[ClientEntry]):
     def reference(self) -> RosterReference:
         """Reference to this roster in a signed protocol."""
 
-    @abstractmethod
-    def _entry(self, position: int) -> ClientEntry:
-        """Return the entry at a position from 0 to n - 1."""
-
     def client(self, number: int) -> ClientEntry:
         """Return the entry of a client; KeyError if it is not in the roster."""
-        if 0 <= number < len(self) and (entry := self._entry(number)).id == number:
+        if 0 <= number < len(self) and (entry := self._item(number)).id == number:
             return entry
         raise KeyError(number)
 
     def lines(self) -> Iterator[bytes]:
         """Yield the blocks of the roster's file, BLOCK lines each."""
         entries = iter(self)
-        while block := [entry for _, entry in zip(range(BLOCK), entries, strict=False)]:
+        while block := list(islice(entries, BLOCK)):
             yield _encoded(block)
 
     def write(self, path: Path) -> None:
         """Write the roster's file."""
         with path.open("wb") as file:
             file.writelines(self.lines())
-
-    @overload
-    def __getitem__(self, position: int) -> ClientEntry: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[ClientEntry]: ...
-    def __getitem__(self, position: int | slice) -> ClientEntry | list[ClientEntry]:
-        chosen = range(len(self))[position]
-        return [self._entry(k) for k in chosen] if isinstance(chosen, range) else self._entry(chosen)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Roster) and self.reference == other.reference
@@ -189,7 +178,7 @@ class RosterInMemory(Roster):
                     return entry
             raise
 
-    def _entry(self, position: int) -> ClientEntry:
+    def _item(self, position: int) -> ClientEntry:
         return self._entries[position]
 
     def __len__(self) -> int:
@@ -271,7 +260,7 @@ class RosterFile(Roster):
             raise Refused("roster", f"{self._path} has changed since it was verified")
         return block
 
-    def _entry(self, position: int) -> ClientEntry:
+    def _item(self, position: int) -> ClientEntry:
         return self._read(position)
 
     def _read_entry(self, position: int) -> ClientEntry:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 
+from dpcfl_net.core.lazy_sequence import LazySequence
 from dpcfl_net.data.quantity import held_back
 from dpcfl_net.data.skew import Share
 
 
-class DisjointShares(Sequence[Share]):
+class DisjointShares(LazySequence[Share]):
     """Disjoint training rows of the given numbers, and `test` test rows each, disjoint where they fit; all read-only.
 
     Only the permutations are kept: a worker of a large roster looks at a few clients.
@@ -50,15 +50,7 @@ class DisjointShares(Sequence[Share]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, position: int) -> Share: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[Share]: ...
-    def __getitem__(self, position: int | slice) -> Share | list[Share]:
-        chosen = range(len(self))[position]
-        return [self._share(k) for k in chosen] if isinstance(chosen, range) else self._share(chosen)
-
-    def _share(self, client: int) -> Share:
-        begin, end, at = int(self._ends[client]), int(self._ends[client + 1]), client * self._test % self._whole
+    def _item(self, position: int) -> Share:
+        begin, end, at = int(self._ends[position]), int(self._ends[position + 1]), position * self._test % self._whole
         held = end - self._held[end - begin]
         return self._order[begin:held], self._order[held:end], self._tests[at : at + self._test]

@@ -6,10 +6,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 
+from dpcfl_net.core.lazy_sequence import LazySequence
 from dpcfl_net.data import regression, shifts, skew
 
 Split = Literal["train", "validation", "test"]
@@ -54,7 +55,7 @@ class Slice:
         return {"train": self.train_rows, "validation": self.validation_rows, "test": self.test_rows}[part]
 
 
-class Slices(Sequence[Slice]):
+class Slices(LazySequence[Slice]):
     """Slices of all clients, cluster by cluster, made when they are asked for.
 
     Args:
@@ -68,15 +69,7 @@ class Slices(Sequence[Slice]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, position: int) -> Slice: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[Slice]: ...
-    def __getitem__(self, position: int | slice) -> Slice | list[Slice]:
-        chosen = range(len(self))[position]
-        return [self._slice(k) for k in chosen] if isinstance(chosen, range) else self._slice(chosen)
-
-    def _slice(self, position: int) -> Slice:
+    def _item(self, position: int) -> Slice:
         cluster = bisect_right(self._ends, position)
         shares, own = self._clusters[cluster]
         train, validation, test = shares[position - self._ends[cluster]]  # counted from the end of the cluster
