@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpcfl_net.core.errors import RunInUse
@@ -87,15 +87,12 @@ def run_lock(folder: Path) -> Iterator[None]:
     Raises:
         RunInUse: If another process runs the folder.
     """
-    deadline = time.monotonic() + PROBE_S  # `is_held` may hold it for a moment
-    while (handle := try_lock(RunFolder(folder).lock)) is None and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    if handle is None:
-        raise RunInUse(f"{folder} is being run by another process")
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(RunFolder(folder).lock, PROBE_S))  # `is_held` may hold it for a moment
+        except TimeoutError:
+            raise RunInUse(f"{folder} is being run by another process") from None
         yield
-    finally:
-        os.close(handle)
 
 
 def is_running(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.atomic import write_all
 from dpcfl_net.core.canonical import finite
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields, naming, opened
@@ -58,9 +59,7 @@ class Lines:
         with naming(self._path):
             # Another process may have left a partial line on a full disk since: the next one must not become a part of it.
             data = self._newline() + "".join(_text(line) + "\n" for line in lines).encode()
-            written = os.write(self._handle, data)
-            while written < len(data):  # on a full disk the next call raises
-                written += os.write(self._handle, data[written:])
+            write_all(self._handle, data)  # on a full disk a second call raises
 
     def close(self) -> None:
         os.close(self._handle)
