@@ -48,7 +48,7 @@ class Compose(Protocol):
     def __call__(self, events: Sequence[Event], delta: float, adjacency: Adjacency, order: float | None = None) -> float: ...
 
 
-class History(NamedTuple):
+class RecordHistory(NamedTuple):
     """Jobs of a record.
 
     Attributes:
@@ -157,7 +157,7 @@ class RecordBook:
         with self._locked():
             return self._read()[1]
 
-    def _hold(self, claim: PrivacyBudgetClaim, histories: list[History], budget: Budget, compose: Compose) -> None:
+    def _hold(self, claim: PrivacyBudgetClaim, histories: list[RecordHistory], budget: Budget, compose: Compose) -> None:
         holder = f"record of client {claim.client}" if claim.unit == "sample" else f"client ({claim.client})"
         for history in histories:
             epsilon = _epsilon(history, budget, claim.adjacency, compose)
@@ -186,7 +186,9 @@ class RecordBook:
         different = (claim for claim in claims if claim.budget != budget)
         return next((claim for claim in different if np.isin(own, self._records(claim), assume_unique=True).any()), None)
 
-    def _histories(self, claim: PrivacyBudgetClaim, own: np.ndarray, others: Sequence[PrivacyBudgetClaim]) -> list[History]:
+    def _histories(
+        self, claim: PrivacyBudgetClaim, own: np.ndarray, others: Sequence[PrivacyBudgetClaim]
+    ) -> list[RecordHistory]:
         """Histories of the client's costliest records, this job included: each that no other exceeds.
 
         Jobs with the same plan are one kind, and the history of a record is the number of jobs of each kind that used it. A
@@ -216,7 +218,7 @@ class RecordBook:
             table[shared, kinds[events]] += 1
         differs = np.array([events != claim.events for events in kinds], bool)
         return [
-            History(
+            RecordHistory(
                 repeated([(claim.events, 1), *zip(kinds, row.tolist(), strict=True)]),
                 1 + int(row.sum()),
                 not row[differs].any(),
@@ -294,7 +296,7 @@ class RecordBook:
             yield
 
 
-def _epsilon(history: History, budget: Budget | float, adjacency: Adjacency, compose: Compose) -> float:
+def _epsilon(history: RecordHistory, budget: Budget | float, adjacency: Adjacency, compose: Compose) -> float:
     """Epsilon of a history at the delta of a budget, or at a delta without a budget; see the head of this file."""
     if not isinstance(budget, Budget):
         return compose(history.events, budget, adjacency)
