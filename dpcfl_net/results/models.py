@@ -21,7 +21,7 @@ from dpcfl_net.core.tensors import unpack
 from dpcfl_net.data.partition import DataSettings, open_set
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import privacy_statement
-from dpcfl_net.privacy.ledger.ledger_folder import read_state
+from dpcfl_net.privacy.ledger.ledger_folder import is_missing, read_state
 from dpcfl_net.results.epsilon_spent import ledger_folder
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
@@ -221,7 +221,7 @@ def personal_tensors(folder: Path, job: Job, client: int) -> dict[str, np.ndarra
         LedgerError: If the client's ledger is damaged.
     """
     _require_personal_models(job)
-    if client not in job.algorithm.clients or not (ledger_folder(folder, client) / "releases").is_dir():
+    if client not in job.algorithm.clients or is_missing(ledger_folder(folder, client)):
         raise ConfigError(f"client {client} has no ledger in {folder}: a personal model stays on its client's machine")
     theta = _personal_model(folder, job, client)
     if theta is None:
@@ -237,7 +237,7 @@ def _require_personal_models(job: Job) -> None:
 def _personal_model(folder: Path, job: Job, client: int) -> np.ndarray | None:
     """Read a personal model from the client's ledger folder, (p,) float32; None if this machine has none."""
     ledger = ledger_folder(folder, client)
-    if not (ledger / "releases").is_dir():
+    if is_missing(ledger):
         return None
     packed = read_state(ledger, digest(job.protocol))
     return None if packed is None else unpack(packed).get("model")

@@ -18,9 +18,9 @@ from dpcfl_net.privacy.ledger.entries import (
     verify_lines,
 )
 from dpcfl_net.privacy.ledger.journal import JOURNAL, Image, read_journal, without_newest
-from dpcfl_net.privacy.ledger.release_store import stored
+from dpcfl_net.privacy.ledger.release_store import RELEASES, stored
 
-LINES, COUNTER, RELEASES = "ledger.jsonl", "counter", "releases"
+LINES, COUNTER = "ledger.jsonl", "counter"
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,12 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.files import naming
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.ledger.chain import LINES, RELEASES, Chain, read_chain
+from dpcfl_net.privacy.ledger.chain import LINES, Chain, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest
 from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal
 from dpcfl_net.privacy.ledger.ledger_folder import is_new, lock
-from dpcfl_net.privacy.ledger.release_store import ReleaseStore, Stored, recent_rounds, seal_state
+from dpcfl_net.privacy.ledger.release_store import RELEASES, ReleaseStore, Stored, recent_rounds, seal_state
 
 
 @dataclass(frozen=True)

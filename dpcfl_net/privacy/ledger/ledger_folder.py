@@ -10,10 +10,10 @@ from pathlib import Path
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.locks import try_lock
-from dpcfl_net.privacy.ledger.chain import LINES, RELEASES, read_chain
+from dpcfl_net.privacy.ledger.chain import LINES, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.journal import JOURNAL, Journal, may_hold_keys, read_journal
-from dpcfl_net.privacy.ledger.release_store import ReleaseStore
+from dpcfl_net.privacy.ledger.release_store import RELEASES, ReleaseStore
 
 
 def lock(folder: Path) -> int:

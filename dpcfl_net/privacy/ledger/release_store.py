@@ -18,6 +18,7 @@ from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import Entry, broken
 from dpcfl_net.privacy.ledger.journal import JOURNAL, read_journal
 
+RELEASES = "releases"  # in the folder of a ledger
 KEPT_ROUNDS = 2
 MOST_HEADER = 1 << 16  # bytes of a file's first line
 
@@ -205,7 +206,7 @@ def answers(folder: Path, entries: Sequence[Entry]) -> dict[int, str]:
     own = {entry.sequence: entry.id for entry in entries}
     image = read_journal(folder / JOURNAL)
     found = {n: slot.answered for n, slot in image.slots.items() if slot.answered and n in own} if image is not None else {}
-    for path in (folder / "releases").glob("*.answer"):
+    for path in (folder / RELEASES).glob("*.answer"):
         header = _read_first_line(path)
         if header is not None and own.get(header["sequence"]) == header["id"]:
             found[header["sequence"]] = _digest(header["status"], header["code"], header["reason"], header["release"])
