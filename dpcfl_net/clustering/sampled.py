@@ -101,12 +101,10 @@ def _responsibilities(updates: np.ndarray | Sequence[np.ndarray], labels: np.nda
     squared = np.empty((len(updates), clusters))
     for where, block in _blocks(updates):
         squared[where] = ((block**2).sum(axis=1)[:, None] - 2 * block @ centres.T) + (centres**2).sum(axis=1)
-    others = counts[None] - (labels[:, None] == np.arange(clusters)[None])  # updates in each centre besides the row itself
-    squared *= (counts[None] / np.maximum(others, 1)) ** 2 * (labels[:, None] == np.arange(clusters)[None]) + (
-        labels[:, None] != np.arange(clusters)[None]
-    )
-    own = labels >= 0
-    inside = squared[np.flatnonzero(own), labels[own]] / (1 + 1 / np.maximum(others[own, labels[own]], 1))
+    own = labels[:, None] == np.arange(clusters)
+    others = counts - own  # updates in each centre besides the row itself
+    squared[own] *= (counts / np.maximum(others, 1))[own] ** 2
+    inside = squared[own] / (1 + 1 / np.maximum(others[own], 1))
     variance = float(inside.mean()) / p
     squared -= p * variance / np.maximum(others, 1)
     squared[:, counts == 0] = np.inf
