@@ -51,9 +51,9 @@ def record_gradients(template: ModelTemplate, models: np.ndarray) -> Gradients:
         Function of x (n, *input shape) and y (n,) to gradients (n, p): row i is the gradient of record i at models[i].
         It is differentiable in x, so that x can be fitted to given gradients.
     """
-    from dpcfl_net.training.models import build
+    from dpcfl_net.training.models import module_of
 
-    module = build(template.name, tuple(template.input_shape), template.classes)
+    module = module_of(template)
     stacked = _by_name(module, torch.from_numpy(np.array(models, np.float32)))
 
     def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

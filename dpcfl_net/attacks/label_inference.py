@@ -131,10 +131,10 @@ def stand_ins(protocol: Protocol, model: np.ndarray, classes: int, scaled: bool)
     Raises:
         ConfigError: If the module has no torch.nn.Linear with `classes` outputs.
     """
-    from dpcfl_net.training.models import build
+    from dpcfl_net.training.models import module_of
 
     template = protocol.model
-    module = build(template.name, tuple(template.input_shape), template.classes)
+    module = module_of(template)
     heads = [child for child in module.modules() if isinstance(child, nn.Linear) and child.out_features == classes]
     if not heads:
         raise ConfigError(f"model {template.name!r}: no torch.nn.Linear of {classes} outputs, labels cannot be read")

@@ -181,9 +181,9 @@ def _measured(protocol: Protocol, x: torch.Tensor, y: torch.Tensor, together: li
 
 def _gradients(template: ModelTemplate, model: np.ndarray) -> Gradients:
     """Function of x (n, *input shape) and y (n,) to the gradients of cross-entropy at one model, (n, p) float64."""
-    from dpcfl_net.training.models import build
+    from dpcfl_net.training.models import module_of
 
-    module = build(template.name, tuple(template.input_shape), template.classes)
+    module = module_of(template)
     torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(model, np.float32)), module.parameters())
     parameters = {name: value.detach() for name, value in module.named_parameters()}
 
@@ -195,9 +195,9 @@ def _gradients(template: ModelTemplate, model: np.ndarray) -> Gradients:
 
 
 def _losses(template: ModelTemplate, model: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
-    from dpcfl_net.training.models import build
+    from dpcfl_net.training.models import module_of
 
-    module = build(template.name, tuple(template.input_shape), template.classes)
+    module = module_of(template)
     with torch.no_grad():
         torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(model, np.float32)), module.parameters())
         losses = cross_entropy(module(x), y, reduction="none")

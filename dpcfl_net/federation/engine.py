@@ -75,10 +75,9 @@ class Engine:
     @cached_property
     def initial_model(self) -> np.ndarray:
         """The initial parameters of the protocol, theta_init, (p,) float32; not to be changed."""
-        from dpcfl_net.training.models import initial
+        from dpcfl_net.training.models import initial_of
 
-        m = self._template
-        return initial(m.name, self._input_shape, m.classes, m.initial_seed)
+        return initial_of(self._template)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -113,7 +112,6 @@ class Engine:
         return tuple(self._template.input_shape)
 
     def _module(self) -> Any:
-        from dpcfl_net.training.models import skeleton
+        from dpcfl_net.training.models import module_of
 
-        m = self._template
-        return skeleton(m.name, self._input_shape, m.classes)
+        return module_of(self._template)

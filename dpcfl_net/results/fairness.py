@@ -76,7 +76,7 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
         (n, 2) float64 in client order: test accuracy in [0, 1], mean test loss in nats.
     """
     from dpcfl_net.training.dpsgd import Evaluator
-    from dpcfl_net.training.models import build
+    from dpcfl_net.training.models import module_of
 
     experiment, m = job.experiment, job.protocol.model
     settings = DataSettings.model_validate(experiment.data)
@@ -95,8 +95,7 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
         stored.parent.mkdir(parents=True, exist_ok=True)
         with replacing(stored) as file:
             np.save(file, models, allow_pickle=False)
-    shape = tuple(m.input_shape)
-    evaluator = Evaluator(build(m.name, shape, m.classes), m.task, shape)
+    evaluator = Evaluator(module_of(m), m.task, tuple(m.input_shape))
     own = [slices[k] for k in experiment.slices]
     return np.array([
         evaluator.accuracy_and_loss(models[s.cluster], open_client(settings, s, root, settings.evaluate)) for s in own
@@ -108,12 +107,11 @@ def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | No
     import torch
 
     from dpcfl_net.training.losses import each_loss
-    from dpcfl_net.training.models import build, initial
+    from dpcfl_net.training.models import initial_of, module_of
 
     m = job.protocol.model
     data, _ = open_many(settings, slices, root)
-    module = build(m.name, tuple(m.input_shape), m.classes)
-    theta = torch.from_numpy(initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed))
+    module, theta = module_of(m), torch.from_numpy(initial_of(m))
     torch.nn.utils.vector_to_parameters(theta, module.parameters())
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM)
     order = np.random.Generator(np.random.PCG64([job.experiment.partition_seed, slices[0].cluster]))

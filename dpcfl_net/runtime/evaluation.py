@@ -56,18 +56,16 @@ class TestSetEvaluator:
     @cached_property
     def _evaluator(self) -> Any:
         from dpcfl_net.training.dpsgd import Evaluator
-        from dpcfl_net.training.models import skeleton
+        from dpcfl_net.training.models import module_of
 
-        m = self._job.protocol.model
-        shape = tuple(m.input_shape)
-        return Evaluator(skeleton(m.name, shape, m.classes), m.task, shape)
+        template = self._job.protocol.model
+        return Evaluator(module_of(template), template.task, tuple(template.input_shape))
 
     @cached_property
     def _initial_model(self) -> np.ndarray:
-        from dpcfl_net.training.models import initial
+        from dpcfl_net.training.models import initial_of
 
-        m = self._job.protocol.model
-        return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
+        return initial_of(self._job.protocol.model)
 
     @cached_property
     def _images(self) -> Images:

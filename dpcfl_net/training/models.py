@@ -9,6 +9,7 @@ import numpy as np
 
 from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.signed_settings import ModelTemplate
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +96,11 @@ def skeleton(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module
         return build(name, input_shape, classes)
 
 
+def module_of(template: ModelTemplate) -> nn.Module:
+    """Build the module of a signed template, with parameters as `skeleton` leaves them; errors as `build`."""
+    return skeleton(template.name, tuple(template.input_shape), template.classes)
+
+
 def layout(module: nn.Module) -> list[list[Any]]:
     """Return [[name, [sides...]], ...] of all parameters, in the order of the flat vector."""
     return [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
@@ -144,6 +150,11 @@ def initial(name: str, input_shape: tuple[int, ...], classes: int, seed: int) ->
         torch.manual_seed(seed)
         module = build(name, input_shape, classes)
     return flatten(module)
+
+
+def initial_of(template: ModelTemplate) -> np.ndarray:
+    """Compute the initial values of a signed template, theta_init, (p,) float32; errors as `build`."""
+    return initial(template.name, tuple(template.input_shape), template.classes, template.initial_seed)
 
 
 def flatten(module: nn.Module) -> np.ndarray:
