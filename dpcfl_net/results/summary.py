@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -116,29 +116,6 @@ def run_document(
     metrics, clusters = _without_clients(files.metrics), _without_clients(files.clusters)
     server = [line for line in metrics if line["view"] == "server" and "bytes_up" in line]
     observed = [line for line in metrics if line["view"] == "observer"]
-    seen = [line for line in clusters if line["view"] == "server" and "clusters" in line]
-    judged = [line for line in clusters if line.get("view") == "observer" and "recovered" in line]
-    last = max(observed, key=lambda line: line["round"], default={})
-    agreement = max(judged, key=lambda line: line["round"], default={})
-    if state == "finished" and last.get("round") != job.protocol.rounds:  # figures of an earlier round are not final
-        last, agreement = {}, {}
-    privacy = privacy_statement(job.protocol, replace_one)
-    if job.experiment.audit is not None:
-        privacy["audited"] = audited(job.experiment.audit, job.protocol.privacy.secure)
-    if job.experiment.data.get("evaluate") == "validation":
-        privacy["not_covered"] = [VALIDATED if line == TESTED else line for line in privacy["not_covered"]]
-    if any("f_acc" in line for line in observed):
-        privacy["not_covered"].append(FAIRNESS)
-    if not durable:
-        privacy["not_covered"].append(NOT_DURABLE)
-    privacy["epsilon_spent"] = None  # unknown while the run goes on; a launcher that is killed leaves this
-    if state != "running":
-        curves = epsilon_curves(folder, job)
-        spent = max((curve[-1] for curve in curves if curve), default=0.0)
-        known = math.isfinite(spent) and not clients_that_lack_charges(folder, job, curves)
-        privacy["epsilon_spent"] = spent if known else None
-    if job.protocol.ledger_scope == "dataset" and state != "running":
-        privacy["covered"].append(promised_over_runs(folder, job))
     return {
         "name": job.protocol.name,
         "algorithm": job.protocol.algorithm,
@@ -150,25 +127,60 @@ def run_document(
         "devices": devices,
         "bytes_up": sum(line["bytes_up"] for line in server),
         "bytes_down": sum(line.get("bytes_down", 0) for line in server),
-        "privacy": privacy,
-        "final": {
-            "accuracy_mean": last.get("accuracy_mean"),
-            "accuracy_worst": last.get("accuracy_worst"),
-            "accuracy_minority": last.get("accuracy_minority"),
-            "accuracy_by_cluster": last.get("accuracy_by_cluster"),
-            "clusters_recovered": agreement.get("recovered"),
-            "minority_recovered": agreement.get("minority_recovered"),
-            "ari": agreement.get("ari"),
-            "clusters": seen[-1].get("clusters") if seen else None,
-            "diagnostics": last_numbers(seen),
-            **{key: last[key] for key in ("accuracy_central",) if key in last},
-        },
+        "privacy": _privacy(folder, job, observed, running=state == "running", replace_one=replace_one, durable=durable),
+        "final": _final(observed, clusters, job.protocol.rounds if state == "finished" else None),
         "versions": {
             "dpcfl-net": __version__,
             "python": platform.python_version(),
             **{name: version(name) for name in LIBRARIES},
         },
         "seed": job.experiment.seed,
+    }
+
+
+def _privacy(
+    folder: Path, job: Job, observed: Sequence[Mapping[str, Any]], *, running: bool, replace_one: float | None, durable: bool
+) -> dict[str, Any]:
+    """Privacy statement of the job, with what this run adds to it and what it has spent."""
+    privacy = privacy_statement(job.protocol, replace_one)
+    if job.experiment.audit is not None:
+        privacy["audited"] = audited(job.experiment.audit, job.protocol.privacy.secure)
+    if job.experiment.data.get("evaluate") == "validation":
+        privacy["not_covered"] = [VALIDATED if line == TESTED else line for line in privacy["not_covered"]]
+    if any("f_acc" in line for line in observed):
+        privacy["not_covered"].append(FAIRNESS)
+    if not durable:
+        privacy["not_covered"].append(NOT_DURABLE)
+    # Unknown while the run goes on; a launcher that is killed leaves this.
+    privacy["epsilon_spent"] = None if running else _epsilon_spent(folder, job)
+    if job.protocol.ledger_scope == "dataset" and not running:
+        privacy["covered"].append(promised_over_runs(folder, job))
+    return privacy
+
+
+def _epsilon_spent(folder: Path, job: Job) -> float | None:
+    """Largest epsilon that a client has spent; None if it is infinite, or the charges of a client are not known."""
+    curves = epsilon_curves(folder, job)
+    spent = max((curve[-1] for curve in curves if curve), default=0.0)
+    return spent if math.isfinite(spent) and not clients_that_lack_charges(folder, job, curves) else None
+
+
+def _final(observed: Sequence[Mapping[str, Any]], clusters: Sequence[dict[str, Any]], last_round: int | None) -> dict[str, Any]:
+    """Figures of the newest round that has them; those of another round than `last_round` are not final."""
+    seen = [line for line in clusters if line["view"] == "server" and "clusters" in line]
+    judged = [line for line in clusters if line.get("view") == "observer" and "recovered" in line]
+    last = max(observed, key=lambda line: line["round"], default={})
+    agreement = max(judged, key=lambda line: line["round"], default={})
+    if last_round is not None and last.get("round") != last_round:
+        last, agreement = {}, {}
+    return {
+        **{name: last.get(name) for name in ("accuracy_mean", "accuracy_worst", "accuracy_minority", "accuracy_by_cluster")},
+        "clusters_recovered": agreement.get("recovered"),
+        "minority_recovered": agreement.get("minority_recovered"),
+        "ari": agreement.get("ari"),
+        "clusters": seen[-1].get("clusters") if seen else None,
+        "diagnostics": last_numbers(seen),
+        **{key: last[key] for key in ("accuracy_central",) if key in last},
     }
 
 
@@ -185,7 +197,7 @@ def _virtual(server: list[dict[str, Any]]) -> dict[str, Any]:
     return {"clock": "virtual", "virtual_s": round(sum(line.get("seconds", 0.0) for line in server), 3)}
 
 
-def last_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:
+def last_numbers(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the last number of each of the algorithm's diagnostics that has one number per round."""
     found = [(name, value) for line in lines for name, value in mapping(line, "diagnostics").items()]
     return {name: value for name, value in found if number(value) is not None}
