@@ -25,6 +25,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "f8": np.dtype("<f8"),
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+Memory = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, shape and strides
 CLIENT_DTYPES = frozenset(DTYPES) - {"f8"}  # f8: sums of aggregators only
 _BLOCK = 1 << 16  # elements
 MOST_HEAD = 1 << 20  # bytes of packed tensors in which their rows end
@@ -158,6 +159,11 @@ def unpack(data: bytes | memoryview) -> dict[str, np.ndarray]:
         ValueError: If bytes are missing or left over.
     """
     return {name: aligned(array) for name, array in split(*payload(data)).items()}
+
+
+def memory_of(array: np.ndarray) -> Memory:
+    """Return address, shape and strides: while both are alive, arrays of one dtype with equal ones hold the same numbers."""
+    return array.__array_interface__["data"][0], array.shape, array.strides
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.tensors import DTYPES, Memory, memory_of
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.aggregation import PartialSums
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
@@ -54,12 +55,12 @@ def group_task(group: range, tasks: Mapping[int, Arrays], summing: Summing | Non
     """
     found: Tensors = {ASKED: np.array([client in tasks for client in group], np.int64)}
     for name in next(iter(tasks.values())):
-        table: dict[tuple[int, tuple[int, ...]], int] = {}
+        table: dict[Memory, int] = {}
         different: list[np.ndarray] = []
         chosen = np.zeros(len(group), np.int64)
         for client, tensors in tasks.items():
             array = tensors[name]
-            key = (array.__array_interface__["data"][0], array.strides)
+            key = memory_of(array)
             if key not in table:
                 table[key] = len(different)
                 different.append(array)
@@ -209,8 +210,6 @@ def stacked(template: Template, answers: Sequence[Arrays]) -> Tensors:
     """
     if answers:
         return {name: np.stack([answer[name] for answer in answers]) for name in template}
-    from dpcfl_net.core.tensors import DTYPES
-
     sizes = {name: tuple(side if isinstance(side, int) else side[0] for side in one.shape) for name, one in template.items()}
     return {name: np.zeros((0, *sizes[name]), DTYPES[one.dtype]) for name, one in template.items()}
 

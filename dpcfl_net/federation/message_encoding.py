@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.tensors import Memory, memory_of
 from dpcfl_net.core.types import ClientStep, Release, TensorSpec
 from dpcfl_net.federation.capabilities import ClientSide, tensor_sides
 from dpcfl_net.federation.in_order import Arrays
@@ -92,10 +93,10 @@ class MessageEncoding:
         if self._down == "float32":
             return dict(tasks)
         template = resolve(step.takes, self._sides)
-        encoded: dict[tuple[int, tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
+        encoded: dict[Memory, np.ndarray] = {}
 
         def once(array: np.ndarray) -> np.ndarray:
-            key = (array.__array_interface__["data"][0], array.shape, array.strides)
+            key = memory_of(array)
             if key not in encoded:
                 try:
                     encoded[key] = encodings.to_half(array, self._down)

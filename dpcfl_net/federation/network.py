@@ -13,6 +13,7 @@ from dpcfl_net.core import buffers
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.tensors import memory_of
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.call_limits import NO_LAUNCHER, USUAL_LIMITS, WAITS, CallLimits, LauncherLink
 from dpcfl_net.federation.call_state import CallState
@@ -186,7 +187,7 @@ class NetworkFederation(Federation):
                 continue
             call.sent.add(client)
             number, kind, tensors = task(client)
-            arrays = tuple((name, a.__array_interface__["data"][0], a.shape, a.strides) for name, a in sorted(tensors.items()))
+            arrays = tuple((name, memory_of(array)) for name, array in sorted(tensors.items()))
             if arrays not in payloads:  # a payload that many clients get is hashed once
                 payloads[arrays] = Payload.of(tensors)
             self.endpoint.send_task(client, number, kind, payloads[arrays])
