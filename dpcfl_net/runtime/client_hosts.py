@@ -79,33 +79,42 @@ def make_host(
     def open_data(part: Split) -> Any:
         return client_records(job, client, data_root, part)
 
-    if job.protocol.ledger_scope == "run" and (terms.book is not None or terms.budget is not None):
-        raise Refused(
-            "book", "this worker composes all runs on a record, the job's ledger_scope is 'run': it would enter no book"
-        )
-    flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
-    folder = ledgers / client_key(client)
-    if job.protocol.ledger_scope == "dataset" and terms.book is not None and is_missing(folder):
-        # Before an empty ledger is made: one that a crash leaves would pass for the client's own at the next start.
-        RecordBook(terms.book, durable=durable).refuse_entered(digest(job.protocol), client)
+    folder, flush = ledgers / client_key(client), durable and (terms.durable or os.environ.get(INSIST) == "1")
+    _check_book(job, client, folder, terms, durable)
     with ExitStack() as stack:
         ledger = open_ledger(folder, job.protocol, client, durable=flush)
         stack.callback(ledger.close)  # in a notebook, the ledger of a client that was not opened would stay locked
         if job.protocol.ledger_scope == "dataset":
             with _removed_if_refused(ledger):
                 enrol(algorithm, client, open_data, terms, durable, new_ledger=ledger.is_new)
-        noise_seed, audit = job.experiment.noise, job.experiment.audit
-        identity = _identity(job, client, key_folder)
-        host: ClientHost
-        if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
-            canaries = audit.in_model(job.protocol.model.parameters)
-            present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)
-            host = AuditedHost(algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
-        else:
-            shared = engine or (lambda: Engine.of(job.protocol))
-            host = ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, identity)
+        host = _host(job, client, ledger, open_data, engine, _identity(job, client, key_folder))
         stack.pop_all()
     return host
+
+
+def _check_book(job: Job, client: int, ledger: Path, terms: Terms, durable: bool) -> None:
+    """Raise Refused for a job that would enter no book, and for a client of the book that has lost its ledger."""
+    if job.protocol.ledger_scope == "run" and (terms.book is not None or terms.budget is not None):
+        raise Refused(
+            "book", "this worker composes all runs on a record, the job's ledger_scope is 'run': it would enter no book"
+        )
+    if job.protocol.ledger_scope == "dataset" and terms.book is not None and is_missing(ledger):
+        # Before an empty ledger is made: one that a crash leaves would pass for the client's own at the next start.
+        RecordBook(terms.book, durable=durable).refuse_entered(digest(job.protocol), client)
+
+
+def _host(
+    job: Job, client: int, ledger: Ledger, open_data: Callable[[Split], Any], engine: Callable[[], Engine] | None,
+    identity: bytes | None,
+) -> ClientHost:  # fmt: skip
+    """Make the runtime of a client, or of one that holds canaries in an audited run."""
+    noise_seed, audit = job.experiment.noise, job.experiment.audit
+    if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
+        canaries = audit.in_model(job.protocol.model.parameters)
+        present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)
+        return AuditedHost(job.algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
+    shared = engine or (lambda: Engine.of(job.protocol))
+    return ClientHost(job.algorithm, client, ledger, open_data, shared, noise_seed, identity)
 
 
 def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
