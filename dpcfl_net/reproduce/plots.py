@@ -30,17 +30,14 @@ def lines(
         The figure.
     """
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": name,
-            "x": [point[0] for point in points],
-            "y": [point[1] for point in points],
-            "line": {"color": colour(index), "width": 2, "dash": DASHES[index // 8 % len(DASHES)]},
-            "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7},
-            "hovertemplate": f"{name}: %{{x:.4g}}, %{{y:.4g}}<extra></extra>",
-        }
-        for index, (name, points) in enumerate(series.items())
+        _trace(
+            name,
+            pairs,
+            "lines+markers",
+            {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7},
+            line={"color": colour(index), "width": 2, "dash": DASHES[index // 8 % len(DASHES)]},
+        )
+        for index, (name, pairs) in enumerate(series.items())
     ]
     at = sorted({point[0] for pairs in series.values() for point in pairs})
     ticks = {"tickvals": at, "ticktext": [f"{value:g}" for value in at]} if log_x and len(at) <= 10 else {}
@@ -63,29 +60,11 @@ def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Serie
         The figure.
     """
     data = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": [point[0] for point in members],
-            "y": [point[1] for point in members],
-            "marker": {"color": colour(index), "symbol": SYMBOLS[index % len(SYMBOLS)], "size": 9},
-            "hovertemplate": f"{name}: %{{x:.4g}}, %{{y:.4g}}<extra></extra>",
-        }
-        for index, (name, members) in enumerate(series.items())
+        _trace(name, pairs, "markers", {"color": colour(index), "symbol": SYMBOLS[index % len(SYMBOLS)], "size": 9})
+        for index, (name, pairs) in enumerate(series.items())
     ]
-    data += [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": [point[0] for point in members],
-            "y": [point[1] for point in members],
-            "marker": {"color": "@ink", "symbol": "circle-open", "size": 16},
-            "hovertemplate": f"{name}: %{{x:.4g}}, %{{y:.4g}}<extra></extra>",
-        }
-        for name, members in (rings or {}).items()
-    ]
+    ring = {"color": "@ink", "symbol": "circle-open", "size": 16}
+    data += [_trace(name, pairs, "markers", ring) for name, pairs in (rings or {}).items()]
     more: dict[str, Any] = {"scaleanchor": "x"} if equal else {}
     short = {"tickformat": ".3~g", "nticks": 6}
     return Figure(key, title, spec=spec(data, 360, xaxis=axis(x, **short), yaxis=axis(y, **short, **more)))
@@ -129,6 +108,12 @@ def slope(pairs: Sequence[tuple[float, float]]) -> float:
     x, y = ([math.log(pair[side]) for pair in pairs] for side in (0, 1))
     middle = sum(x) / len(x)
     return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
+
+
+def _trace(name: str, pairs: Sequence[tuple[float, float]], mode: str, marker: dict[str, Any], **style: Any) -> dict[str, Any]:
+    x, y = ([pair[side] for pair in pairs] for side in (0, 1))
+    hover = f"{name}: %{{x:.4g}}, %{{y:.4g}}<extra></extra>"
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **style, "marker": marker, "hovertemplate": hover}
 
 
 def _axis(title: str, log: bool) -> dict[str, Any]:
