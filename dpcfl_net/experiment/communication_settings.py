@@ -1,4 +1,4 @@
-"""The `communication` section of a configuration: short forms of `up`, and settings that cannot be combined."""
+"""The `communication` section of a configuration: short forms of `up`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from dpcfl_net.core.files import shown
-from dpcfl_net.core.signed_settings import Communication, PrivacyTarget, Upload
+from dpcfl_net.core.signed_settings import Communication, Upload
 
 FORMS = "float32, int8, topk:FRACTION with a fraction in (0, 1], or a mapping {form, fraction, error_feedback}"
 
@@ -43,24 +43,3 @@ class CommunicationSettings(Communication):
     def signed(self) -> Communication:
         """Return the section as it is in the signed protocol."""
         return Communication.model_validate(self.model_dump())
-
-
-def communication_problems(communication: Communication, privacy: PrivacyTarget, canaries: int) -> list[str]:
-    """List the problems of the section with other settings.
-
-    Args:
-        communication: The section.
-        privacy: The privacy target.
-        canaries: Number of canaries of an audit; 0: no audit.
-    """
-    up, problems = communication.up, []
-    if up.error_feedback and privacy.trust == "trusted-server":
-        problems.append(
-            "communication.up.error_feedback is true: needs privacy.trust untrusted-server, where a client releases noisy "
-            "updates; the residual of a raw update would hold private data"
-        )
-    if canaries and up.form != "float32":
-        problems.append(
-            f"audit.canaries is {canaries}: the audit reads whole updates; communication.up must be float32, got {up.form!r}"
-        )
-    return problems

@@ -12,8 +12,7 @@ from dpcfl_net.core.plugins import is_plugin, load
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
 from dpcfl_net.data.settings import is_own
-from dpcfl_net.experiment.communication_settings import communication_problems
-from dpcfl_net.experiment.config_schema import Config, NetworkSection, RuntimeSettings
+from dpcfl_net.experiment.config_schema import Config, NetworkSection
 from dpcfl_net.experiment.model_template import model_template
 from dpcfl_net.experiment.network_settings import links_of
 from dpcfl_net.experiment.secure_sum_checks import secure_sum_problems
@@ -40,13 +39,13 @@ def combination_problems(config: Config) -> list[str]:
     Raises:
         DataMissing: If the only problem is that the data set is not on this machine.
     """
-    problems = config.availability.problems(config.rounds, sum(config.data.clients))
+    problems = config.availability.problems(config.rounds, config.data.client_count)
     if problems:  # the setting of all other checks needs a valid schedule
         return problems
     problems = _model_problems(config.model.name)
-    if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
+    if (answers := config.rounds * config.data.client_count) > MOST_ANSWERS:
         problems.append(
-            f"rounds is {config.rounds}: times {sum(config.data.clients)} clients gives {answers:,}, "
+            f"rounds is {config.rounds}: times {config.data.client_count} clients gives {answers:,}, "
             f"must be at most {MOST_ANSWERS:,}"
         )
     unknown_set = dataset_problems(config.data.dataset)
@@ -60,34 +59,52 @@ def combination_problems(config: Config) -> list[str]:
             missing = error
         except ConfigError as error:
             problems += error.problems
-    problems += _ledger_problems(config)
-    problems += _privacy_problems(config)
-    problems += config.privacy.epsilon_problems(sum(config.data.clients))
-    problems += secure_sum_problems(config)
-    if config.runtime.federation == "in-process" and config.output.transcript != "off":
-        problems.append("output.transcript must be off where runtime.federation is 'in-process', which sends no messages")
-    problems += _device_problems(config.runtime)
-    problems += _aggregator_problems(config)
-    problems += _pace_problems(config)
-    problems += _sampling_problems(config)
-    problems += _precision_problems(config)
-    problems += _audit_problems(config)
-    if config.availability.clients and config.capabilities.asynchronous:
-        problems.append(
-            "availability names rounds of clients: algorithm.asynchronous must be null, since asynchronous clients have no common rounds"
-        )
-    problems += _network_problems(config)
-    problems += communication_problems(config.communication, config.privacy, config.audit.canaries)
-    problems += _personal_model_problems(config)
-    problems += _option_problems(config)
+    for check in _CHECKS:
+        problems += check(config)
     if missing is not None and not problems:
         raise missing
     return problems + (missing.problems if missing is not None else [])
 
 
-def _device_problems(runtime: RuntimeSettings) -> list[str]:
+def _epsilon_problems(config: Config) -> list[str]:
+    """Problems of the targets of single clients."""
+    return config.privacy.epsilon_problems(config.data.client_count)
+
+
+def _transcript_problems(config: Config) -> list[str]:
+    """Problem of a transcript without messages."""
+    if config.runtime.federation != "in-process" or config.output.transcript == "off":
+        return []
+    return ["output.transcript must be off where runtime.federation is 'in-process', which sends no messages"]
+
+
+def _availability_problems(config: Config) -> list[str]:
+    """Problem of a schedule without common rounds."""
+    if not (config.availability.clients and config.capabilities.asynchronous):
+        return []
+    return [
+        "availability names rounds of clients: algorithm.asynchronous must be null, since asynchronous clients have no common rounds"
+    ]
+
+
+def _communication_problems(config: Config) -> list[str]:
+    """Problems of the form of updates."""
+    up, canaries, problems = config.communication.up, config.audit.canaries, []
+    if up.error_feedback and config.privacy.trust == "trusted-server":
+        problems.append(
+            "communication.up.error_feedback is true: needs privacy.trust untrusted-server, where a client releases noisy "
+            "updates; the residual of a raw update would hold private data"
+        )
+    if canaries and up.form != "float32":
+        problems.append(
+            f"audit.canaries is {canaries}: the audit reads whole updates; communication.up must be float32, got {up.form!r}"
+        )
+    return problems
+
+
+def _device_problems(config: Config) -> list[str]:
     """Problems of device settings."""
-    problems = []
+    runtime, problems = config.runtime, list[str]()
     if runtime.gpus and runtime.device not in ("auto", "cuda"):
         problems.append(f"runtime.gpus is {runtime.gpus}: runtime.device must be cuda or auto with it, got {runtime.device!r}")
     if runtime.federation == "in-process" and (runtime.gpus or runtime.device not in ("auto", "cpu")):
@@ -100,7 +117,7 @@ def _device_problems(runtime: RuntimeSettings) -> list[str]:
 
 def _aggregator_problems(config: Config) -> list[str]:
     """Problems of settings that cannot be combined with aggregators."""
-    runtime, clients, problems = config.runtime, sum(config.data.clients), []
+    runtime, clients, problems = config.runtime, config.data.client_count, []
     if not runtime.aggregators:
         return []
     asked = f"runtime.aggregators is {runtime.aggregators}:"
@@ -210,7 +227,7 @@ def _precision_problems(config: Config) -> list[str]:
 
 def _ledger_problems(config: Config) -> list[str]:
     """Problems of the section `ledger`."""
-    ledger, clients, live, problems = config.ledger, sum(config.data.clients), config.runtime.max_live_workers, []
+    ledger, clients, live, problems = config.ledger, config.data.client_count, config.runtime.max_live_workers, []
     if ledger.scope == "run":
         if ledger.root or ledger.budget:
             problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
@@ -242,7 +259,7 @@ def _personal_model_problems(config: Config) -> list[str]:
 
 def _audit_problems(config: Config) -> list[str]:
     """Problems of an audit that are known before the plan."""
-    audit, privacy, clients = config.audit, config.privacy, sum(config.data.clients)
+    audit, privacy, clients = config.audit, config.privacy, config.data.client_count
     if not audit.canaries:
         return []
     problems, asked = [], f"audit.canaries is {audit.canaries}:"
@@ -390,3 +407,10 @@ def _data_problems(config: Config, known_model: bool) -> list[str]:
             f"a client of {records} records takes {steps:,} steps, must be at most {MOST_STEPS:,}"
         )
     return problems
+
+
+_CHECKS = (
+    _ledger_problems, _privacy_problems, _epsilon_problems, secure_sum_problems, _transcript_problems, _device_problems,
+    _aggregator_problems, _pace_problems, _sampling_problems, _precision_problems, _audit_problems, _availability_problems,
+    _network_problems, _communication_problems, _personal_model_problems, _option_problems,
+)  # fmt: skip
