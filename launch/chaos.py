@@ -177,7 +177,7 @@ def open_chaos(folder: Path, config: Config, path: Path) -> Chaos:
         raise ConfigError(
             f"--chaos injects faults at the coordinator: runtime.aggregators must be 0, got {config.runtime.aggregators}"
         )
-    clients = sum(config.data.clients)
+    clients = config.data.client_count
     plan = read_chaos(path, clients, config.rounds)
     write_atomically(RunFolder(folder).chaos, read_text(path))
     return Chaos(folder, plan, clients)

@@ -84,7 +84,7 @@ def prepare(
     Raises:
         ConfigError: If the job cannot be made, or its clients would refuse it.
     """
-    keys, clients = RunFolder(folder).keys, sum(config.data.clients)
+    keys, clients = RunFolder(folder).keys, config.data.client_count
     on_step(f"keys of clients: {clients}")
     make_operator_keys(keys)
     (placement or LocalPlacement()).make_keys(keys, KeyOwners.of(config))

@@ -303,7 +303,7 @@ class FederationRun:
 
     def processes(self) -> int:
         """See `run_kinds.Run`."""
-        clients = sum(self.config.data.clients)
+        clients = self.config.data.client_count
         return self.config.runtime.worker_processes(clients) + 2 + len(self.config.runtime.groups(clients))
 
     def _report(self, text: str, **more: Any) -> None:

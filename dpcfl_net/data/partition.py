@@ -180,7 +180,7 @@ def _natural(settings: DataSettings, images: Images, seed: int) -> Iterator[list
         raise ConfigError(problem)
     most, central = (settings.train_per_client, settings.test_per_client), withheld(images, settings.central_test, seed)
     drawn = natural.shares(
-        images.owners, sum(settings.clients), settings.min_per_client, most, settings.validation, rng, central
+        images.owners, settings.client_count, settings.min_per_client, most, settings.validation, rng, central
     )
     for count, end in zip(settings.clients, np.cumsum(settings.clients).tolist(), strict=True):
         yield drawn[end - count : end]

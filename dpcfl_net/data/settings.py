@@ -136,6 +136,11 @@ class DataSettings(FrozenModel):
         return tuple(self.shift) if isinstance(self.shift, list) else () if self.shift == "none" else (self.shift,)
 
     @property
+    def client_count(self) -> int:
+        """Number of clients of all true clusters together."""
+        return sum(self.clients)
+
+    @property
     def true_clusters(self) -> list[int]:
         """True cluster of each client, in natural order."""
         return [cluster for cluster, size in enumerate(self.clients) for _ in range(size)]
@@ -186,7 +191,7 @@ def _of_dataset(data: DataSettings) -> str | None:
         return f"partition 'roles' and dataset 'shakespeare' go together only, got {data.partition!r} with {data.dataset!r}"
     if text and (data.shifts or len(data.clients) > 1):
         return (
-            f"dataset 'shakespeare' has no known clusters: shift must be 'none' and clients one number, [{sum(data.clients)}]; "
+            f"dataset 'shakespeare' has no known clusters: shift must be 'none' and clients one number, [{data.client_count}]; "
             f"got {data.shift!r} and {data.clients}"
         )
     if synthetic and data.partition != "equal":
@@ -221,7 +226,7 @@ def _of_partition(data: DataSettings) -> str | None:
     if data.partition == "dirichlet" and len(data.clients) > 1:
         return (
             "partition 'dirichlet' has no known clusters, and clusters would share records: clients must be one number, "
-            f"[{sum(data.clients)}]; got {data.clients}"
+            f"[{data.client_count}]; got {data.clients}"
         )
     if data.partition == "natural" and not is_own(data.dataset):
         return (
@@ -231,7 +236,7 @@ def _of_partition(data: DataSettings) -> str | None:
     if data.partition == "natural" and not data.shifts and len(data.clients) > 1:
         return (
             "partition 'natural' with shift 'none' has no known clusters: clients must be one number, "
-            f"[{sum(data.clients)}]; got {data.clients}"
+            f"[{data.client_count}]; got {data.clients}"
         )
     if data.central_test is not None and data.partition == "roles":
         return f"central_test is {data.central_test}: must be null with partition 'roles', where every test window belongs to a role"
@@ -248,6 +253,6 @@ def _of_sizes(data: DataSettings) -> str | None:
     if isinstance(data.sizes, list):
         if data.train_per_client is not None:
             return "train_per_client must be null with a list of sizes"
-        if len(data.sizes) != sum(data.clients) or min(data.sizes) < 1:
-            return f"sizes is {shown(data.sizes)}: must be {sum(data.clients)} whole numbers from 1 on, one for each client"
+        if len(data.sizes) != data.client_count or min(data.sizes) < 1:
+            return f"sizes is {shown(data.sizes)}: must be {data.client_count} whole numbers from 1 on, one for each client"
     return None

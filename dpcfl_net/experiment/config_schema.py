@@ -366,7 +366,7 @@ class Config(Section):
     @property
     def setting(self) -> Setting:
         """Public facts that the algorithm's options are checked against."""
-        clients = sum(self.data.clients)
+        clients = self.data.client_count
         spans = (self.availability.spans(client, self.rounds) for client in self.availability.clients)
         away = sum(found is not None and found[0][0] > 1 for found in spans)
         return Setting(

@@ -41,6 +41,6 @@ def secure_sum_problems(config: Config) -> list[str]:
     if privacy.secure_aggregation is not None:
         from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
 
-        sizes = {sum(config.data.clients), *(config.data.clients if config.capabilities.uses_oracle else ())}
+        sizes = {config.data.client_count, *(config.data.clients if config.capabilities.uses_oracle else ())}
         problems += [text for size in sorted(sizes) for text in terms.problems(size, terms.settings_of(privacy))]
     return problems

@@ -96,7 +96,7 @@ class Pictures(Reproduction):
         """
         config = setting(context.scale, seed)
         kept = bank(config)
-        first, n = kept.full_batch(), sum(config.data.clients)
+        first, n = kept.full_batch(), config.data.client_count
         noise = {b1: noise_for(config, first.records, first=b1, later=32, epsilon=10) for b1 in (32, first.records)}
         labels = ("fig5", seed) if seed else ("fig5",)
         updates = {

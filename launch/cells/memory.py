@@ -39,6 +39,6 @@ def note(configs: Sequence[Config], at_once: int, available: int | None = None) 
 
 def _idle(host: HostCosts, config: Config) -> float:
     """Memory of the processes of a cell, without models."""
-    clients = sum(config.data.clients)
+    clients = config.data.client_count
     workers = config.runtime.worker_processes(clients)
     return idle_memory(host, workers, len(config.runtime.groups(clients)) if workers else 0)

@@ -177,7 +177,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any
         aggregator with aggregators).
     """
     config = _load(path, overrides, options)
-    clients, size = sum(config.data.clients), config.runtime.clients_per_worker
+    clients, size = config.data.client_count, config.runtime.clients_per_worker
     if options.on == "local":
         new_run.check_gpus(config)
         placement = LocalPlacement()
@@ -236,13 +236,13 @@ def _with_tree(config: Config, options: Options, placement: RemotePlacement) -> 
     """Set the number of clients of each host's aggregator, if --tree asks for aggregators."""
     if not options.tree:
         return config
-    sizes = placement.group_sizes(sum(config.data.clients), config.runtime.clients_per_worker)
+    sizes = placement.group_sizes(config.data.client_count, config.runtime.clients_per_worker)
     return config.model_copy(update={"runtime": config.runtime.model_copy(update={"aggregators": sizes})})
 
 
 def _assign(config: Config, placement: RemotePlacement) -> list[str]:
     """Assign the worker processes to hosts."""
-    clients, runtime = sum(config.data.clients), config.runtime
+    clients, runtime = config.data.client_count, config.runtime
     return placement.assign_hosts(clients, runtime.clients_per_worker, runtime.groups(clients))
 
 
@@ -296,7 +296,7 @@ def _open_placement(
         else:
             from dpcfl_net.launch.placement import ray
 
-            workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
+            workers = -(-config.data.client_count // config.runtime.clients_per_worker)
             counts = None if assigned is None else ray.counts_of(assigned)
             cluster = ray.Cluster(workers, options.cpus, options.gpus, options.ray_wait, counts)
             stack.callback(cluster.close)
@@ -323,7 +323,7 @@ def _read_placement(folder: Path) -> dict[str, Any]:
 
 def _describe_placement(placement: Placement, hosts: list[str], config: Config) -> list[dict[str, Any]]:
     """Describe each host and its clients; `hosts` names the host of each worker process."""
-    size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
+    size, clients = config.runtime.clients_per_worker, config.data.client_count
     groups, found = config.runtime.groups(clients), []
     for node in placement.capacity():
         firsts = [k * size for k, name in enumerate(hosts) if name == node.name]

@@ -169,7 +169,7 @@ def dry_run(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _make_keys(folder: Path, config: Config) -> None:
-    clients = sum(config.data.clients)
+    clients = config.data.client_count
     make_keys(folder, clients, len(config.runtime.groups(clients)))
     if config.privacy.secure:
         make_all_identities(folder, clients)

@@ -57,7 +57,7 @@ class KeyOwners:
     @classmethod
     def of(cls, config: Config) -> KeyOwners:
         """Return those of a configuration."""
-        clients, runtime = sum(config.data.clients), config.runtime
+        clients, runtime = config.data.client_count, config.runtime
         return cls(clients, runtime.clients_per_worker, config.privacy.secure, tuple(runtime.groups(clients)))
 
 
@@ -166,7 +166,7 @@ class LocalPlacement:
 
         runtime, files = config.runtime, RunFolder(folder)
         self._slots = SlotFolder.of(runtime)
-        firsts = range(0, sum(config.data.clients), runtime.clients_per_worker)
+        firsts = range(0, config.data.client_count, runtime.clients_per_worker)
         spec = WorkerSpec(
             folder, 0, addresses.coordinator, addresses.observer, files.keys, operator_key, files.ledgers, terms_of(config),
             config.data.root, self._slots.spec if self._slots else None, runtime.orphan_timeout_s, relayed=addresses.relayed,

@@ -172,7 +172,7 @@ class RemotePlacement:
 
     def launcher(self, folder: Path, config: Config, operator_key: str, addresses: Addresses) -> Launcher:
         """See `Placement`."""
-        size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
+        size, clients = config.runtime.clients_per_worker, config.data.client_count
         files = {name: (folder / name).read_text() for name in FILES}
         for agent in dict.fromkeys(self._agent_of):
             agent.ledgers = RunFolder(folder).ledgers

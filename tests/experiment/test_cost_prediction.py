@@ -27,7 +27,7 @@ def planned(tmp_path_factory):
     """(job, configuration) of the small example."""
     folder = tmp_path_factory.mktemp("job")
     settings = config.resolve({**SMALL, "output": {"evaluate_every": 3}})
-    make_keys(folder, sum(settings.data.clients))
+    make_keys(folder, settings.data.client_count)
     return make_job(settings, folder), settings
 
 

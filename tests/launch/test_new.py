@@ -69,7 +69,7 @@ def test_its_plan_calibrates(capsys, project):
 
 def test_the_preparation_of_its_run_names_its_data_set(project):
     config, steps = dpcfl.load("config.yaml"), []
-    make_keys(project / "keys", sum(config.data.clients))
+    make_keys(project / "keys", config.data.client_count)
     make_job(config, project / "keys", on_step=steps.append)
     assert steps[0] == "data set my_study.data:load"
 

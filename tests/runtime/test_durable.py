@@ -28,7 +28,7 @@ from dpcfl_net.transport.keys import make_keys
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     settings = config.resolve({**SMALL, "model": {"name": "linear"}, "algorithm": {"name": "global"}})
-    make_keys(folder, sum(settings.data.clients))
+    make_keys(folder, settings.data.client_count)
     return make_job(settings, folder)
 
 
@@ -85,7 +85,7 @@ def test_a_run_in_one_process_flushes_for_a_record_book_alone_and_says_so(tmp_pa
     privacy, model, algorithm = {"epsilon": 5, "delta": 1e-4}, {"name": "linear"}, {"name": "global"}
     document = {**SMALL, "model": model, "algorithm": algorithm, "privacy": privacy, "ledger": ledger, "output": {}}
     settings = config.resolve({**document, "runtime": {"federation": "in-process"}})
-    make_keys(tmp_path / "keys", sum(settings.data.clients))
+    make_keys(tmp_path / "keys", settings.data.client_count)
     job = make_job(settings, tmp_path / "keys")
     flushes.clear()
     with federation(job, tmp_path / "ledgers", terms=terms_of(settings)) as fed:

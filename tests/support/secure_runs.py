@@ -53,7 +53,7 @@ def document(algorithm: dict[str, Any], privacy: dict[str, Any] | None = None, *
 def make(folder: Path, algorithm: dict[str, Any], privacy: dict[str, Any] | None = None, **changes: Any) -> Job:
     """Make a job and its keys, below `folder`."""
     resolved = config.resolve(document(algorithm, privacy, **changes))
-    clients = sum(resolved.data.clients)
+    clients = resolved.data.client_count
     make_keys(folder / "keys", clients)
     make_identities(folder / "keys", range(clients))
     return make_job(resolved, folder / "keys")
