@@ -166,7 +166,7 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
 
 
 def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:
-    """Check the chain of the transcript and that every release received was debited first."""
+    """Check the chain of the transcript, and its messages against the ledgers."""
     path = RunFolder(folder).transcript
     if not path.exists():
         turned_off = RunFolder(folder).config.exists() and run_settings(folder)["output"]["transcript"] == "off"
@@ -182,7 +182,13 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     if job.protocol.format != FORMAT:
         why = f"the job has format {job.protocol.format}, whose payload hashes are SHA-256: verify with the version that ran it"
         return [whole, Check("messages: debited, charged for the models shown, and as answered", None, f"not checked: {why}")]
-    paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines if client != NOBODY}
+    own = {client: lines for client, lines in charged.items() if client != NOBODY}
+    return [whole, _debited(records, own), *_models(folder, job, records, own), *_contents(folder, records, charged)]
+
+
+def _debited(records: list[transcript.Record], charged: dict[int, list[Any]]) -> Check:
+    """Check that every release received was debited first."""
+    paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines}
     unpaid, released = [], set()
     for record in records:
         client = record.client
@@ -193,27 +199,24 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
             released.add((client, header.round, header.task))
             if (client, header.round, header.task) not in paid:
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
+    silent = f"; {len(paid - released)} debits without a release received" if paid - released else ""
+    detail = unpaid[0] if unpaid else f"{len(released)} releases, each debited{silent}"
+    return Check("messages: every release was debited first", not unpaid, detail)
+
+
+def _models(folder: Path, job: Job, records: list[transcript.Record], charged: dict[int, list[Any]]) -> list[Check]:
+    """Check that clients were charged for the models that they were given, which clients of one cluster share."""
     shown = given(records)
-    debits = {c: [line for line in lines if line.type == "debit"] for c, lines in charged.items() if c != NOBODY}
+    debits = {client: [line for line in lines if line.type == "debit"] for client, lines in charged.items()}
     foreign = other_than_charged(shown, job.protocol, debits)
     split = split_models(shown, job.protocol, RunFolder(folder).clusters)
-    silent = sorted(paid - released)
-    detail = (
-        unpaid[0]
-        if unpaid
-        else f"{len(released)} releases, each debited"
-        + (f"; {len(silent)} debits without a release received" if silent else "")
-    )
     return [
-        whole,
-        Check("messages: every release was debited first", not unpaid, detail),
         Check(
             "messages: clients were charged for the models that the transcript shows",
             not foreign,
             foreign[0] if foreign else f"{sum(map(len, debits.values()))} ids of debits are those of tasks",
         ),
         Check("models: clients of one cluster were given the same", *_same_models(shown, split)),
-        *_contents(folder, records, charged),
     ]
 
 
