@@ -128,13 +128,12 @@ def _cifar_files(folder: str, *ends: tuple[str, str]) -> tuple[tuple[str, str], 
     return tuple((f"{folder}/{folder.lower()}_{train}.npz", f"{folder}/{folder.lower()}_{test}.npz") for train, test in ends)
 
 
-EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 _SETS = {
     "mnist": _Set(_idx_files("MNIST"), _decode_idx, (28, 28), 0.1307, 0.3081),
     "fashion-mnist": _Set(_idx_files("FashionMNIST"), _decode_idx, (28, 28), 0.1307, 0.3081),
     "cifar10": _Set(_cifar_files("CIFAR10", ("train", "test"), ("train_20k", "test_4k")), _decode_npz, (32, 32), 0.5, 0.5),
     "cifar100": _Set(_cifar_files("CIFAR100", ("train", "test")), _decode_npz, (32, 32), 0.5, 0.5, 100),
-    **{f"emnist-{split}": _emnist(split, classes) for split, classes in EMNIST_CLASSES.items()},
+    **{f"emnist-{split}": _emnist(split, classes) for split, classes in download.EMNIST_CLASSES.items()},
 }
 PUBLIC = ("digits", *_SETS, "shakespeare", "regression")
 NAMES = (*PUBLIC, *FORMATS)

@@ -80,10 +80,11 @@ _CIFAR = {
         labels=2,
     ),
 }
-EMNIST_SPLITS = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
+# Number of classes of each split.
+EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 _EMNIST_FILES = tuple(
     f"emnist-{split}-{part}-{kind}-ubyte.gz"
-    for split in EMNIST_SPLITS
+    for split in EMNIST_CLASSES
     for part in ("train", "test")
     for kind in ("images-idx3", "labels-idx1")
 )
@@ -185,7 +186,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
     ),
     "cifar10": (_cifar_remote("cifar10"),),
     "cifar100": (_cifar_remote("cifar100"),),
-    **dict.fromkeys([f"emnist-{split}" for split in EMNIST_SPLITS], (_EMNIST,)),
+    **dict.fromkeys([f"emnist-{split}" for split in EMNIST_CLASSES], (_EMNIST,)),
 }
 
 
