@@ -18,7 +18,7 @@ from dpcfl_net.launch.interrupts import TICK_S, Interrupts
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.child import Child, start_of, stop, worker_environment
 from dpcfl_net.launch.placement.local import STOP_S
-from dpcfl_net.launch.placement.placements import terms_of
+from dpcfl_net.launch.placement.placements import worker_terms
 from dpcfl_net.runtime.specs import OneProcessSpec
 
 
@@ -83,7 +83,7 @@ def one_process_spec(folder: Path, config: Config, job: Job) -> OneProcessSpec:
     """
     files = RunFolder(folder)
     return OneProcessSpec(
-        folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
+        folder, read_operator_key(files.operator_key), files.ledgers, worker_terms(config), config.data.root,
         config.output.keep_checkpoints, config.runtime.quorum,
         evaluation_interval(job, config.data.root, config.output.evaluate_every), virtual_network(config),
     )  # fmt: skip

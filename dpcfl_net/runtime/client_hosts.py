@@ -26,7 +26,7 @@ from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.ledger.ledger_folder import is_missing
 from dpcfl_net.privacy.ledger.record_book import RecordBook
-from dpcfl_net.runtime.specs import USUAL_TERMS, Terms
+from dpcfl_net.runtime.specs import USUAL_TERMS, WorkerTerms
 from dpcfl_net.training.precision import hold_to_processor
 from dpcfl_net.transport import identities
 from dpcfl_net.transport.keys import client_key
@@ -40,7 +40,7 @@ def make_host(
     ledgers: Path,
     *,
     data_root: str | None = None,
-    terms: Terms = USUAL_TERMS,
+    terms: WorkerTerms = USUAL_TERMS,
     durable: bool = True,
     engine: Callable[[], Engine] | None = None,
     key_folder: Path | None = None,
@@ -92,7 +92,7 @@ def make_host(
     return host
 
 
-def _check_book(job: Job, client: int, ledger: Path, terms: Terms, durable: bool) -> None:
+def _check_book(job: Job, client: int, ledger: Path, terms: WorkerTerms, durable: bool) -> None:
     """Raise Refused for a job that would enter no book, and for a client of the book that has lost its ledger."""
     if job.protocol.ledger_scope == "run" and (terms.book is not None or terms.budget is not None):
         raise Refused(
@@ -146,7 +146,7 @@ def enrol(
     algorithm: ClientSide,
     client: int,
     open_data: Callable[[Split], Any],
-    terms: Terms,
+    terms: WorkerTerms,
     durable: bool,
     *,
     new_ledger: bool = False,

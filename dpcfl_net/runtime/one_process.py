@@ -24,7 +24,7 @@ from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.server_records import ServerRecords
-from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, Terms
+from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, WorkerTerms
 from dpcfl_net.training import memory
 from dpcfl_net.transport.observer_notes import Models, Personal
 
@@ -53,7 +53,7 @@ class Hosts(Mapping[int, ClientHost]):
         job: Job,
         ledgers: Path,
         data_root: str | None = None,
-        terms: Terms = USUAL_TERMS,
+        terms: WorkerTerms = USUAL_TERMS,
         before_step: Callable[[], None] = lambda: None,
         key_folder: Path | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ def federation(
     ledgers: Path,
     *,
     data_root: str | None = None,
-    terms: Terms = USUAL_TERMS,
+    terms: WorkerTerms = USUAL_TERMS,
     quorum: float = 1.0,
     before_step: Callable[[], None] = lambda: None,
     clock: VirtualClock | None = None,

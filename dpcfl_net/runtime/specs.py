@@ -113,7 +113,7 @@ class ObserverSpec:
 
 
 @dataclass(frozen=True)
-class Terms:
+class WorkerTerms:
     """Terms on which a worker serves.
 
     Attributes:
@@ -129,7 +129,7 @@ class Terms:
     durable: bool = True
 
 
-USUAL_TERMS = Terms()
+USUAL_TERMS = WorkerTerms()
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class WorkerSpec:
     keys: Path
     operator_key: str
     ledgers: Path
-    terms: Terms = USUAL_TERMS
+    terms: WorkerTerms = USUAL_TERMS
     data_root: str | None = None
     slots: tuple[Path, int] | None = None
     orphan_timeout_s: float = 60
@@ -204,7 +204,7 @@ class OneProcessSpec:
     folder: Path
     operator_key: str
     ledgers: Path
-    terms: Terms = USUAL_TERMS
+    terms: WorkerTerms = USUAL_TERMS
     data_root: str | None = None
     keep_checkpoints: int = 2
     quorum: float = 1.0

@@ -55,7 +55,7 @@ from dpcfl_net.launch.placement.messages import (
     read_command,
 )  # fmt: skip
 from dpcfl_net.launch.placement.slot_folder import SlotFolder
-from dpcfl_net.runtime.specs import Terms, WorkerSpec
+from dpcfl_net.runtime.specs import WorkerSpec, WorkerTerms
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.identities import make_identities, read_public_identity
@@ -225,12 +225,13 @@ class Agent:
         for name, text in command.files.items():
             write_atomically(self.folder / name, text)
         self._slots = SlotFolder.of(command.runtime)
+        runtime = command.runtime
         spec = WorkerSpec(
             self.folder, 0, command.connect, command.observer, self._files.keys, command.operator_key, self._files.ledgers,
-            Terms(Policy(command.runtime.max_epsilon, command.runtime.max_delta), durable=command.runtime.durable), command.data_root, self._slots.spec if self._slots else None, command.runtime.orphan_timeout_s,
-            relayed=command.relayed,
+            WorkerTerms(Policy(runtime.max_epsilon, runtime.max_delta), durable=runtime.durable), command.data_root,
+            self._slots.spec if self._slots else None, runtime.orphan_timeout_s, relayed=command.relayed,
         )  # fmt: skip
-        devices = deal(command.runtime, len(command.firsts))
+        devices = deal(runtime, len(command.firsts))
         self._send(JobAccepted(devices=[device.uuid or "cpu" for device in devices]))
         return LocalLauncher(spec, self._files.logs, dict(zip(command.firsts, devices, strict=True)))
 

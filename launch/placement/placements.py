@@ -15,7 +15,7 @@ from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
 from dpcfl_net.launch.aggregators import Aggregators, LocalAggregators
 from dpcfl_net.launch.placement.base import Addresses, Launcher, Node
-from dpcfl_net.runtime.specs import Terms, WorkerSpec
+from dpcfl_net.runtime.specs import WorkerSpec, WorkerTerms
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport.identities import make_all_identities
 from dpcfl_net.transport.keys import (
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from dpcfl_net.launch.placement.slot_folder import SlotFolder
 
 
-def terms_of(config: Config) -> Terms:
+def worker_terms(config: Config) -> WorkerTerms:
     """Return the workers' terms from the configuration: largest epsilon and delta, record book and budget."""
     ledger, policy = config.ledger, Policy(config.runtime.max_epsilon, config.runtime.max_delta)
     if ledger.root is None:
-        return Terms(policy, durable=config.runtime.durable)
+        return WorkerTerms(policy, durable=config.runtime.durable)
     budget = None if ledger.budget is None else (ledger.budget.epsilon, ledger.budget.delta)
-    return Terms(policy, Path(ledger.root).expanduser().resolve(), budget, config.runtime.durable)
+    return WorkerTerms(policy, Path(ledger.root).expanduser().resolve(), budget, config.runtime.durable)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class LocalPlacement:
         self._slots = SlotFolder.of(runtime)
         firsts = range(0, config.data.client_count, runtime.clients_per_worker)
         spec = WorkerSpec(
-            folder, 0, addresses.coordinator, addresses.observer, files.keys, operator_key, files.ledgers, terms_of(config),
+            folder, 0, addresses.coordinator, addresses.observer, files.keys, operator_key, files.ledgers, worker_terms(config),
             config.data.root, self._slots.spec if self._slots else None, runtime.orphan_timeout_s, relayed=addresses.relayed,
         )  # fmt: skip
         devices = deal(runtime, len(firsts))

@@ -12,7 +12,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.job_files import Job, write_job
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.specs import Terms
+from dpcfl_net.runtime.specs import WorkerTerms
 from dpcfl_net.transport.keys import make_keys
 
 DATA = {"dataset": "digits", "clients": [20], "shift": "none", "train_per_client": 60, "test_per_client": 20}
@@ -45,7 +45,7 @@ def forged(job, options=None, **privacy):
 
 def refusal(job, tmp_path, policy=None):
     with pytest.raises(Refused) as error:
-        make_host(job, 0, tmp_path / "ledgers", terms=Terms(policy) if policy else Terms())
+        make_host(job, 0, tmp_path / "ledgers", terms=WorkerTerms(policy) if policy else WorkerTerms())
     assert not (tmp_path / "ledgers").exists()
     return error.value.code, error.value.reason
 
@@ -117,7 +117,7 @@ def test_a_worker_has_a_policy_of_its_own(keys, tmp_path, privacy, policy, said)
     job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3, **privacy})
     code, reason = refusal(job, tmp_path, policy)
     assert (code, said in reason) == ("policy", True), reason
-    open_terms = Terms(Policy(max_epsilon=1e5, max_delta=0.9))
+    open_terms = WorkerTerms(Policy(max_epsilon=1e5, max_delta=0.9))
     make_host(job, 0, tmp_path / "open", terms=open_terms, durable=False).close()
 
 
@@ -146,7 +146,7 @@ def test_a_worker_may_serve_only_jobs_that_protect_it_against_the_server(keys, t
     code, reason = refusal(job, tmp_path, own)
     assert (code, said in reason) == ("policy", True), reason
     sound = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
-    make_host(sound, 0, tmp_path / "sound", terms=Terms(own), durable=False).close()
+    make_host(sound, 0, tmp_path / "sound", terms=WorkerTerms(own), durable=False).close()
 
 
 @pytest.mark.parametrize(

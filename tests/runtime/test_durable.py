@@ -14,13 +14,13 @@ from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import write_job
-from dpcfl_net.launch.placement.placements import terms_of
+from dpcfl_net.launch.placement.placements import worker_terms
 from dpcfl_net.results import summary
 from dpcfl_net.results.summary import run_document
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import INSIST, make_host
 from dpcfl_net.runtime.one_process import federation
-from dpcfl_net.runtime.specs import Terms
+from dpcfl_net.runtime.specs import WorkerTerms
 from dpcfl_net.transport.keys import make_keys
 
 
@@ -54,7 +54,7 @@ def test_a_worker_flushes_its_ledger_unless_the_run_says_no_and_its_host_does_no
     job, tmp_path, flushes, monkeypatch, durable, insists, flushed
 ):
     monkeypatch.setenv(INSIST, insists)
-    make_host(job, 0, tmp_path / "ledgers", terms=Terms(durable=durable)).close()
+    make_host(job, 0, tmp_path / "ledgers", terms=WorkerTerms(durable=durable)).close()
     assert any(path.startswith(str(tmp_path)) for path in flushes) == flushed
 
 
@@ -88,7 +88,7 @@ def test_a_run_in_one_process_flushes_for_a_record_book_alone_and_says_so(tmp_pa
     make_keys(tmp_path / "keys", settings.data.client_count)
     job = make_job(settings, tmp_path / "keys")
     flushes.clear()
-    with federation(job, tmp_path / "ledgers", terms=terms_of(settings)) as fed:
+    with federation(job, tmp_path / "ledgers", terms=worker_terms(settings)) as fed:
         assert fed.hosts[0] is not None
     flushed = {kind for kind in ("book", "ledgers") if any(path.startswith(str(tmp_path / kind)) for path in flushes)}
     assert flushed == ({"book", "ledgers"} if scope == "dataset" else set())

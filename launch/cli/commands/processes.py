@@ -154,11 +154,11 @@ def worker(
     from dpcfl_net.core.process_log import log_to_stderr
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.core.types import Policy
-    from dpcfl_net.runtime.specs import Terms, WorkerSpec
+    from dpcfl_net.runtime.specs import WorkerSpec, WorkerTerms
     from dpcfl_net.runtime.worker import run_worker
     from dpcfl_net.training.devices import Device
 
-    terms = Terms(Policy(max_epsilon, max_delta, protected_only), book, budget(budget_epsilon, budget_delta))
+    terms = WorkerTerms(Policy(max_epsilon, max_delta, protected_only), book, budget(budget_epsilon, budget_delta))
     key = read_operator_key(operator_key)
     log_to_stderr()
     run_worker(
