@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import synthetic
-from dpcfl_net.training import deep_layers, devices, gradient_errors, layer_rules
+from dpcfl_net.training import deep_layers, devices, gradient_errors, layer_rules, synthetic
 from dpcfl_net.training.deep_path import DeepPath
 from dpcfl_net.training.engine import GradientEngine
 from dpcfl_net.training.fast_path import FastPath

@@ -17,9 +17,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import synthetic
-from dpcfl_net.privacy.synthetic import RECORDS
-from dpcfl_net.training import gradient_errors, layer_rules, memory
+from dpcfl_net.training import gradient_errors, layer_rules, memory, synthetic
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.training.engine import GradientEngine
 from dpcfl_net.training.gradient_engines import choose
@@ -27,6 +25,7 @@ from dpcfl_net.training.gradient_errors import GRADIENT_BOUND
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.physical_batches import slots_for
 from dpcfl_net.training.plain_path import fill
+from dpcfl_net.training.synthetic import RECORDS
 
 # Relative to the largest logit. On real models rounding in float32 stays below 4e-6, while mixing records (a mean, a sum, an
 # order along the batch) moves logits by 0.1 and more at `synthetic.parameters`. A change below the bound passes: it moves gradients

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpcfl_net.privacy import synthetic
+from dpcfl_net.training import synthetic
 
 if TYPE_CHECKING:
     from dpcfl_net.training.engine import GradientEngine

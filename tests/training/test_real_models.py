@@ -17,8 +17,7 @@ from real_models import ATTACKS, CLASSES, REFUSED, TAKEN, Case, zeroed
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import synthetic
-from dpcfl_net.training import model_check, models
+from dpcfl_net.training import model_check, models, synthetic
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
 from dpcfl_net.training.opacus_path import OpacusPath
 from dpcfl_net.training.sgd import PlainSGD
