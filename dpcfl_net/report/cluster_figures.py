@@ -40,28 +40,11 @@ def first_round(view: RunView) -> Figure:
     known = len(true) == len(first.labels)
     shades = colour_indices(view) if known else groups
     kinds = true if known else first.labels
-    data = []
     drawn = sample(range(len(kinds)), kinds, POINTS) if len(kinds) > POINTS else range(len(kinds))
+    data = []
     for kind in sorted(set(kinds)):
-        members = [client for client in drawn if kinds[client] == kind]
-        points = [first.coordinates[client] for client in members]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"true {true_name(view, kind)}" if known else f"cluster {kind}",
-                "x": [point[0] for point in points],
-                "y": [point[1] for point in points],
-                "text": [_point(first, client) for client in members],
-                "hoverinfo": "text",
-                "marker": {
-                    "size": 10,
-                    "color": colour(shades[kind]),
-                    "symbol": symbol(shades[kind]),
-                    "line": {"color": "@surface", "width": 1},
-                },
-            }
-        )
+        name = f"true {true_name(view, kind)}" if known else f"cluster {kind}"
+        data.append(_updates(first, name, [client for client in drawn if kinds[client] == kind], shades[kind]))
     circles = [
         (centre, deviation, colour(groups.get(group, group)))
         for group, (centre, deviation) in enumerate(zip(first.centres, first.deviations, strict=False))
@@ -73,12 +56,28 @@ def first_round(view: RunView) -> Figure:
         "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g"),
     }
     coloured = ", coloured by true cluster" if known else ""
+    components = f"{first.clusters} component{'' if first.clusters == 1 else 's'}"
     caption = (
-        f"One point per client{coloured}{_sampled(len(drawn), len(kinds))}; circles: the server's {first.clusters} component{'' if first.clusters == 1 else 's'} at one and "
-        f"two standard deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
+        f"One point per client{coloured}{_sampled(len(drawn), len(kinds))}; circles: the server's {components} at one and two "
+        f"standard deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
         f"MPO {tiny(first.mpo, 2)}.{membership(first)}{hidden(first)}"
     )
     return Figure("first-round", title, caption, {**spec(data, 440, **layout), "aspect": 0.95})
+
+
+def _updates(first: FirstRound, name: str, clients: Sequence[int], shade: int) -> dict[str, Any]:
+    """Points of the updates of some clients, in the colour and with the symbol of an index."""
+    points = [first.coordinates[client] for client in clients]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [point[0] for point in points],
+        "y": [point[1] for point in points],
+        "text": [_point(first, client) for client in clients],
+        "hoverinfo": "text",
+        "marker": {"size": 10, "color": colour(shade), "symbol": symbol(shade), "line": {"color": "@surface", "width": 1}},
+    }
 
 
 def membership(first: FirstRound) -> str:
@@ -139,15 +138,8 @@ def assignments(view: RunView) -> Figure:
     found = {item for at in rounds for item in listed(view.grouping[at], "assignment")}
     if len(found - {None}) < 2:
         return Figure("assignments", title, why=ONE_CLUSTER if found else NO_CLUSTERS)
-    true, groups, truth = view.true_clusters, group_colours(view), colour_indices(view)
-    order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
-    part = ""
-    if len(order) > MANY:
-        every = -(-len(rounds) // ROUNDS)
-        rounds = rounds[::-1][::every][::-1]
-        order = sample(order, [true[client] if client < len(true) else 0 for client in order], ROWS)
-        part = f" {len(order)} of {view.clients:,} clients{', evenly from each true cluster' if true else ''}."
-        part += f" Every {every} rounds." if every > 1 else ""
+    true, groups = view.true_clusters, group_colours(view)
+    order, rounds, part = _drawn_clients(view, rounds)
     cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
     names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
     words = [
@@ -160,9 +152,7 @@ def assignments(view: RunView) -> Figure:
     data = [heat(rounds, [[None if cell is None else groups[cell] % COLOURS for cell in row] for row in cells], words)]
     layout: dict[str, Any] = {"xaxis": axis("round", showgrid=False)}
     if true:
-        kinds = [truth[true[client]] % COLOURS if client < len(true) else None for client in order]
-        said = [[f"client {name}: true cluster"] for name in names]
-        data.append({**heat([0], [[kind] for kind in kinds], said), "xaxis": "x2"})
+        data.append(_true_column(view, order, names))
         layout = {
             "xaxis": axis("round", showgrid=False, domain=[0.07, 1]),
             "xaxis2": axis("", domain=[0, 0.05], tickvals=[0], ticktext=["true"], showgrid=False, anchor="y"),
@@ -180,6 +170,25 @@ def assignments(view: RunView) -> Figure:
     colours = "A cluster has the colour of the true cluster with which it shares most clients." if true else ""
     caption = f"{_phases(view, rounds)}{colours}{part}{blank}".strip()
     return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
+
+
+def _drawn_clients(view: RunView, rounds: list[int]) -> tuple[list[int], list[int], str]:
+    """Clients by true cluster and rounds, a part of both with many clients, and a sentence about the part."""
+    true = view.true_clusters
+    order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
+    if len(order) <= MANY:
+        return order, rounds, ""
+    every = -(-len(rounds) // ROUNDS)
+    order = sample(order, [true[client] if client < len(true) else 0 for client in order], ROWS)
+    part = f" {len(order)} of {view.clients:,} clients{', evenly from each true cluster' if true else ''}."
+    return order, rounds[::-1][::every][::-1], part + (f" Every {every} rounds." if every > 1 else "")
+
+
+def _true_column(view: RunView, order: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """Colours of the true clusters, beside the rounds."""
+    true, truth = view.true_clusters, colour_indices(view)
+    kinds = [truth[true[client]] % COLOURS if client < len(true) else None for client in order]
+    return {**heat([0], [[kind] for kind in kinds], [[f"client {name}: true cluster"] for name in names]), "xaxis": "x2"}
 
 
 def labels(view: RunView) -> Figure:
