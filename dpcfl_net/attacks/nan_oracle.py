@@ -174,7 +174,8 @@ def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResul
     return AttackResult(
         name=NAME,
         title="The NaN oracle: is a known record in a client's batches?",
-        headline=f"{right} of {len(readings)} answers correct ({baseline} by the more common answer): {not_finite} updates not finite, {present} with the record",
+        headline=f"{right} of {len(readings)} answers correct ({baseline} by the more common answer): {not_finite} updates not "
+        f"finite, {present} with the record",
         sentences=sentences,
         columns=["client", "holds it", "updates", "with the record", "not finite", "read correctly"],
         rows=rows,

@@ -43,8 +43,8 @@ def partition(
 
     Vector i of cluster k is drawn from N(phi_k, (s + noise_i) I) and phi_k from N(mu, tau I). phi and mu are integrated out, so that
     only inner products are needed. s, the variance within clusters beyond the noise, is estimated again from the partition
-    before each sweep; tau is the variance of all vectors beyond their noise, at least FAINTEST noise / sqrt(p). A sweep is Gibbs sampling of each row (Neal 2000, algorithm 3) and PAIRS split-merge
-    proposals with sequential allocation (Dahl 2003).
+    before each sweep; tau is the variance of all vectors beyond their noise, at least FAINTEST noise / sqrt(p). A sweep is
+    Gibbs sampling of each row (Neal 2000, algorithm 3) and PAIRS split-merge proposals with sequential allocation (Dahl 2003).
 
     Args:
         gram: Inner products of the vectors after subtraction of their mean, (n, n).

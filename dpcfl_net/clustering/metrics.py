@@ -104,9 +104,9 @@ def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[st
         true: True cluster of each client, (n,).
 
     Returns:
-        `accuracy_mean`, `accuracy_minority` (mean of the smallest cluster; None without a minority), `accuracy_worst`, `accuracy_p10` (10th percentile),
-        `accuracy_disparity` (maximum minus minimum), `accuracy_by_cluster` (means in order of cluster number) and
-        `accuracy_by_client`.
+        `accuracy_mean`, `accuracy_minority` (mean of the smallest cluster; None without a minority), `accuracy_worst`,
+        `accuracy_p10` (10th percentile), `accuracy_disparity` (maximum minus minimum), `accuracy_by_cluster` (means in order of
+        cluster number) and `accuracy_by_client`.
     """
     values, clusters, smallest = np.asarray(by_client, np.float64), np.asarray(true), minority(true)
     return {

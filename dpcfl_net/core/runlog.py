@@ -19,8 +19,8 @@ REQUIRED = {METRICS: ("view", "round"), CLUSTERS: ("view", "round"), WARNINGS: (
 LONG = 1 << 16  # bytes of a line with a number for each of many clients
 # Fields that the program reads; the others are for the user.
 FIELDS: dict[str, tuple[type, ...]] = {
-    "view": (str,), "round": (int,), "time": (float,), "seconds": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,), "diagnostics": (dict,),
-    "label_accuracy": (dict,), "text": (str,),
+    "view": (str,), "round": (int,), "time": (float,), "seconds": (float,), "bytes_up": (int,), "bytes_down": (int,),
+    "assignment": (list,), "diagnostics": (dict,), "label_accuracy": (dict,), "text": (str,),
     "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,), "reported": (list,),
 }  # fmt: skip
 

@@ -32,9 +32,9 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
 
     Returns:
         `clients`, `parameters`, `steps`, `batches` (steps in units of the usual batch), `records` (processed in all), `scored`
-        (records that clients evaluate to select a model), `releases`, `tasks` (more than releases with secure sums, and where clients also send sums, losses or labels), `bytes_up` and
-        `bytes_down` (to and from the server), `group_bytes_up` and `group_bytes_down` (between clients and aggregators; 0 without),
-        and `tree`, the `TreeWork`.
+        (records that clients evaluate to select a model), `releases`, `tasks` (more than releases with secure sums, and where
+        clients also send sums, losses or labels), `bytes_up` and `bytes_down` (to and from the server), `group_bytes_up` and
+        `group_bytes_down` (between clients and aggregators; 0 without), and `tree`, the `TreeWork`.
     """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
     able = algorithm.capabilities

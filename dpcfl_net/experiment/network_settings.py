@@ -32,7 +32,10 @@ _UNITS = {
 
 
 class LinkSettings(StrictModel):
-    """A link and the speed of its client: a preset, and fields that replace its values; a field that is not given is that of the less specific link."""
+    """A link and the speed of its client: a preset, and fields that replace its values.
+
+    A field that is not given is that of the less specific link.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 

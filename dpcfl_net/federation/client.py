@@ -31,9 +31,10 @@ class Client:
     """Argument `me` of a client step: mechanisms on private data, and the state that is committed with the release.
 
     Only these methods read the records. `dpsgd`, `select`, `noisy_loss`, `noisy_update` and `noisy_sum` protect their results;
-    `sgd`, `losses`, `lowest_loss`, `distances` and `validation_loss` do not. Each records the event of the mechanism that ran, and the privacy gate compares
-    these events with the debit. A slot pays for one call of a mechanism that protects its result, whose randomness follows from the slot's
-    name: a second call would draw the same noise, and the difference of both results would have none, so the gate withholds the release.
+    `sgd`, `losses`, `lowest_loss`, `distances` and `validation_loss` do not. Each records the event of the mechanism that ran,
+    and the privacy gate compares these events with the debit. A slot pays for one call of a mechanism that protects its result,
+    whose randomness follows from the slot's name: a second call would draw the same noise, and the difference of both results
+    would have none, so the gate withholds the release.
 
     Attributes:
         protocol: The signed protocol.

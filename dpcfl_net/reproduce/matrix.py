@@ -60,7 +60,8 @@ def read_claims(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{file}: not JSON ({error})") from error
     if not isinstance(document, dict) or not isinstance(document.get("state"), str):
-        raise ConfigError(f"{file}: state is {shown(document if not isinstance(document, dict) else document.get('state'))}: must be text; compute the figure again")  # fmt: skip
+        state = document.get("state") if isinstance(document, dict) else document
+        raise ConfigError(f"{file}: state is {shown(state)}: must be text; compute the figure again")
     return document
 
 

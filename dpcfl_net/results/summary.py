@@ -35,8 +35,10 @@ RUN_FIELDS: dict[str, tuple[type, ...]] = {
     "final": (dict,),
 }  # fmt: skip
 RUN_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
-    "ledger": {"root": (str, type(None)), "budget": (dict, type(None))}, "data": {"root": (str, type(None))}, "output": {"transcript": (str,), "personal_models": (bool,)},
-}  # fmt: skip
+    "ledger": {"root": (str, type(None)), "budget": (dict, type(None))},
+    "data": {"root": (str, type(None))},
+    "output": {"transcript": (str,), "personal_models": (bool,)},
+}
 RUN_DEFAULTS = {"output": {"personal_models": False}}  # fields that earlier versions did not write
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
 

@@ -1,9 +1,10 @@
 """DP-SGD on one client's records, and evaluation.
 
 The output of training depends on data only through the clipped, noised sums. The step follows Abadi et al. 2016 with Poisson
-sampling or random allocation, and the expected batch size as divisor. Physical batches are padded to sizes that depend on the coins of sampling only, and
-a record's gradient has the same bits in all of them (physical_batches.py). A record with a non-finite gradient, loss or norm is removed by selection before clipping, so that
-weights crafted to overflow on one record reveal nothing.
+sampling or random allocation, and the expected batch size as divisor. Physical batches are padded to sizes that depend on the
+coins of sampling only, and a record's gradient has the same bits in all of them (physical_batches.py). A record with a
+non-finite gradient, loss or norm is removed by selection before clipping, so that weights crafted to overflow on one record
+reveal nothing.
 """
 
 from __future__ import annotations

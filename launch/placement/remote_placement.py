@@ -177,8 +177,8 @@ class RemotePlacement:
         for agent in dict.fromkeys(self._agent_of):
             agent.ledgers = RunFolder(folder).ledgers
             agent.set_job(SetJob(
-                files=files, operator_key=operator_key, connect=addresses.coordinator, observer=addresses.observer, relayed=dict(addresses.relayed), runtime=config.runtime,
-                data_root=agent.host.data_root or config.data.root,
+                files=files, operator_key=operator_key, connect=addresses.coordinator, observer=addresses.observer,
+                relayed=dict(addresses.relayed), runtime=config.runtime, data_root=agent.host.data_root or config.data.root,
                 firsts=[k * size for k, other in enumerate(self._agent_of) if other is agent],
             ))  # fmt: skip
         return RemoteLauncher(

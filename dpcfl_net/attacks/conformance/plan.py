@@ -52,7 +52,8 @@ class Plan:
         return (
             f"{self.calls} calls of {self.steps} steps ({released}), about {_duration(self.calls * self.seconds)}: {self.halves} for "
             f"sampling and noise, {self.sizes + self.exact} for clipping, {self.canaries} for the audit. A conforming program fails with "
-            f"probability below {LEVEL * MOST_TESTS:.0e}; a check that passes, except the audit, would have found its violation with probability {1 - self.miss:.0%}."
+            f"probability below {LEVEL * MOST_TESTS:.0e}; a check that passes, except the audit, would have found its violation with "
+            f"probability {1 - self.miss:.0%}."
         )
 
 

@@ -161,7 +161,10 @@ def check(claim: Claim, seen: Seen, miss: float = MISS) -> Check:
     measured = math.sqrt(max(0.0, float(sums.var()) - 2 * claim.noise_multiplier**2 * per_row)) / UNCLIPPED
     claimed = math.sqrt(every_total.variance)
     size, what = sums.mean() / UNCLIPPED / per_row, "batch sizes" if per_row == 1 else "records in all batches of a run"
-    passed = f"Batches have {size:.4g} records on average ({claim.rate * claim.records:g} claimed); {what} vary by {measured:.3g} ({claimed:.3g} claimed: {claim.sampling})."
+    passed = (
+        f"Batches have {size:.4g} records on average ({claim.rate * claim.records:g} claimed); {what} vary by {measured:.3g} "
+        f"({claimed:.3g} claimed: {claim.sampling})."
+    )
     failed = _failures(findings, claim, float(size), measured, claimed, what)
     only_sums = claim.sampling == "allocation" and every_total.variance == 0
     return judged(NAME, findings, passed, failed, weak=_ONLY_SUMS if only_sums else _weak(weak, runs))
@@ -235,4 +238,7 @@ def _failures(findings: list[Finding], claim: Claim, size: float, measured: floa
 def _weak(tests: list[str], runs: int) -> str:
     if not tests:
         return ""
-    return f"{runs} runs of this size are too few to tell batches of another kind ({', '.join(tests)}): allow more calls, or test with a smaller noise_multiplier."
+    return (
+        f"{runs} runs of this size are too few to tell batches of another kind ({', '.join(tests)}): allow more calls, or test "
+        "with a smaller noise_multiplier."
+    )

@@ -92,9 +92,9 @@ class RecordBook:
             again: False refuses a claim that was entered before.
 
         Raises:
-            Refused: "book" if the claim was entered before and `again` is False; "budget" if a record would exceed it, or was entered before under another one; "unit" if an earlier run on one of
-                the records has another unit or adjacency, with which it cannot be composed; "claim" if the job made another claim for
-                this client before.
+            Refused: "book" if the claim was entered before and `again` is False; "budget" if a record would exceed it, or was
+                entered before under another one; "unit" if an earlier run on one of the records has another unit or adjacency,
+                with which it cannot be composed; "claim" if the job made another claim for this client before.
         """
         own = np.unique(records).astype("<u8")
         claim = replace(claim, records=hashlib.sha256(own.tobytes()).hexdigest(), budget=budget)
