@@ -256,8 +256,9 @@ def test_a_worker_of_the_cpu_sees_no_gpu(monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def lease(spec, holders, most):
+def lease(spec, ready, holders, most):
     turn = turns(spec)
+    ready.wait(60)  # on a busy host the first could end all its turns before the last has started
     for _ in range(5):
         with turn():
             with holders.get_lock():
@@ -273,7 +274,7 @@ def lease(spec, holders, most):
 )
 def test_workers_of_one_gpu_compute_in_turn_and_of_two_at_once(tmp_path, uuids, slots, most_at_once):
     context = multiprocessing.get_context("fork")
-    holders, most = context.Value("i", 0), context.Value("i", 0)
+    ready, holders, most = context.Barrier(len(uuids)), context.Value("i", 0), context.Value("i", 0)
     specs = [
         WorkerSpec(
             tmp_path,
@@ -288,7 +289,7 @@ def test_workers_of_one_gpu_compute_in_turn_and_of_two_at_once(tmp_path, uuids, 
         )
         for uuid in uuids
     ]
-    workers = [context.Process(target=lease, args=(spec, holders, most)) for spec in specs]
+    workers = [context.Process(target=lease, args=(spec, ready, holders, most)) for spec in specs]
     for worker in workers:
         worker.start()
     for worker in workers:
