@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from dpcfl_net.reproduce.first_rounds import bank, keys, setting
 from dpcfl_net.reproduce.plots import lines, slope
 from dpcfl_net.reproduce.r_dpcfl_batches import stated
 from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, TrainingSchedule, noise_multiplier
+
+Curve = list[tuple[float, float]]
 
 
 class Centres(Reproduction):
@@ -28,35 +32,6 @@ class Centres(Reproduction):
         by_seed = {seed: self.distances(setting(context.scale, seed)) for seed in seeds}
         distances = by_seed[seeds[0]]
         prices = self.prices()
-        rows = [
-            *(
-                {"panel": "left", "seed": seed, "pair": pair, "b1": b1, "distance": d}
-                for seed, own in by_seed.items()
-                for pair, curve in own.items()
-                for b1, d in curve
-            ),
-            *(
-                {"panel": "right", "epsilon": e, "b_later": b, "ratio": ratio}
-                for e, curve in prices.items()
-                for b, ratio in curve
-            ),
-        ]
-        slopes = {seed: [slope(curve) for curve in own.values()] for seed, own in by_seed.items()}
-        worst = max(ratio for curve in prices.values() for _, ratio in curve)
-        claims = [
-            Claim(
-                "the distance of cluster centres falls k-fold as b1 grows k-fold: slope about -1 (paper: -.95)",
-                f"slopes {min(map(min, slopes.values())):.3f} to {max(map(max, slopes.values())):.3f} over "
-                f"{len(distances)} pairs and {len(seeds)} seeds",
-                [
-                    Comparison({seed: min(own) for seed, own in slopes.items()}, -1.1, "", "steepest pair"),
-                    Comparison({seed: -max(own) for seed, own in slopes.items()}, 0.9, "", "flattest pair, negated"),
-                ],
-            ),
-            Claim(
-                "a full batch in round 1 raises z by no more than 2.5 times (N = 50,000)", f"largest ratio {worst:.3f}", Exact(worst <= 2.5)
-            ),
-        ]  # fmt: skip
         series = {f"epsilon {e}": curve for e, curve in prices.items()}
         figures = [
             lines(
@@ -75,9 +50,9 @@ class Centres(Reproduction):
             "expectations.",
             "Right panel: the Renyi accountant, as in the paper.",
         ]
-        return ReproductionResult(rows, claims, figures, notes=notes)
+        return ReproductionResult(_rows(by_seed, prices), _claims(by_seed, prices), figures, notes=notes)
 
-    def distances(self, config: Config) -> dict[str, list[tuple[float, float]]]:
+    def distances(self, config: Config) -> dict[str, Curve]:
         """Measure the distances of the cluster means; the noise is a millionth of the clip norm.
 
         Args:
@@ -90,7 +65,7 @@ class Centres(Reproduction):
         first = kept.full_batch()
         truth = np.array(first.truth)
         labels = ("fig14", config.seed) if config.seed else ("fig14",)
-        found: dict[str, list[tuple[float, float]]] = {}
+        found: dict[str, Curve] = {}
         for b1 in (first.records // steps for steps in (20, 10, 5, 2, 1)):  # whole passes over the data
             name = keys(len(truth), *labels, b1)
             x = first.updates(1e-6, name) if b1 == first.records else kept.stochastic(b1, 1e-6, name)
@@ -99,10 +74,45 @@ class Centres(Reproduction):
                 found.setdefault(f"{a} and {b}", []).append((b1, float(np.linalg.norm(centres[a] - centres[b]))))
         return found
 
-    def prices(self) -> dict[float, list[tuple[float, float]]]:
+    def prices(self) -> dict[float, Curve]:
         """Return by epsilon: (b>1, z at b1 = N divided by z at b1 = b>1), for N = 50,000, K = 1, E = 200."""
-        found: dict[float, list[tuple[float, float]]] = {}
+        found: dict[float, Curve] = {}
         for epsilon, later in itertools.product((3, 5, 10, 15), (16, 32, 64, 128, 256, 512, 1024)):
             full, same = (noise_multiplier(TrainingSchedule(50_000, first, later, 200, epsilon)) for first in (50_000, later))
             found.setdefault(epsilon, []).append((later, full / same))
         return found
+
+
+def _rows(by_seed: Mapping[int, Mapping[str, Curve]], prices: Mapping[float, Curve]) -> list[dict[str, Any]]:
+    left = [
+        {"panel": "left", "seed": seed, "pair": pair, "b1": b1, "distance": distance}
+        for seed, own in by_seed.items()
+        for pair, curve in own.items()
+        for b1, distance in curve
+    ]
+    right = [
+        {"panel": "right", "epsilon": epsilon, "b_later": later, "ratio": ratio}
+        for epsilon, curve in prices.items()
+        for later, ratio in curve
+    ]
+    return [*left, *right]
+
+
+def _claims(by_seed: Mapping[int, Mapping[str, Curve]], prices: Mapping[float, Curve]) -> list[Claim]:
+    slopes = {seed: [slope(curve) for curve in own.values()] for seed, own in by_seed.items()}
+    pairs, worst = len(next(iter(by_seed.values()))), max(ratio for curve in prices.values() for _, ratio in curve)
+    return [
+        Claim(
+            "the distance of cluster centres falls k-fold as b1 grows k-fold: slope about -1 (paper: -.95)",
+            f"slopes {min(map(min, slopes.values())):.3f} to {max(map(max, slopes.values())):.3f} over "
+            f"{pairs} pairs and {len(by_seed)} seeds",
+            [
+                Comparison({seed: min(own) for seed, own in slopes.items()}, -1.1, "", "steepest pair"),
+                Comparison({seed: -max(own) for seed, own in slopes.items()}, 0.9, "", "flattest pair, negated"),
+            ],
+        ),
+        Claim(
+            "a full batch in round 1 raises z by no more than 2.5 times (N = 50,000)", f"largest ratio {worst:.3f}",
+            Exact(worst <= 2.5),
+        ),
+    ]  # fmt: skip
