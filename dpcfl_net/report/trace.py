@@ -154,31 +154,21 @@ def _named(kind: str, pid: int, tid: int, **args: Any) -> Event:
     return {"ph": "M", "pid": pid, "tid": tid, "ts": 0, "name": kind, "args": args}
 
 
+def _counter(trace: _Trace, who: str, at: float, name: str, values: Mapping[str, float]) -> Event:
+    return {"ph": "C", "pid": trace.pids[who], "tid": 0, "ts": trace.us(at), "name": name, "args": values}
+
+
 def _counters(view: RunView, trace: _Trace, rounds: list[Slice]) -> Iterator[Event]:
     """Curves, whose values hold until the next one: bytes of the server during a round, accuracies of the observer after it."""
     for one in sorted(rounds, key=lambda one: one.end):
         served, seen = view.served.get(one.round, {}), view.observed.get(one.round, {})
         if sizes := _numbers(served, {"bytes_up": "up", "bytes_down": "down"}):
-            yield {
-                "ph": "C",
-                "pid": trace.pids[COORDINATOR],
-                "tid": 0,
-                "ts": trace.us(one.start),
-                "name": "bytes",
-                "args": sizes,
-            }
+            yield _counter(trace, COORDINATOR, one.start, "bytes", sizes)
         if shares := _numbers(seen, {"accuracy_mean": "mean", "accuracy_worst": "worst", "accuracy_central": "central"}):
-            yield {
-                "ph": "C",
-                "pid": trace.pids[OBSERVER],
-                "tid": 0,
-                "ts": trace.us(one.end),
-                "name": "accuracy",
-                "args": shares,
-            }
+            yield _counter(trace, OBSERVER, one.end, "accuracy", shares)
     if rounds:
-        end = trace.us(max(one.end for one in rounds))
-        yield {"ph": "C", "pid": trace.pids[COORDINATOR], "tid": 0, "ts": end, "name": "bytes", "args": {"up": 0, "down": 0}}
+        end = max(one.end for one in rounds)
+        yield _counter(trace, COORDINATOR, end, "bytes", {"up": 0, "down": 0})
 
 
 def _numbers(line: JsonLine, keys: Mapping[str, str]) -> dict[str, float]:
