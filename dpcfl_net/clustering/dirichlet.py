@@ -80,6 +80,8 @@ def partition(
 
 
 class _Sampler:
+    """State of the sampler: variance of the means, and each vector's precision around the mean of its cluster."""
+
     def __init__(self, gram: np.ndarray, p: int, noise: np.ndarray, concentration: float, rng: np.random.Generator) -> None:
         self._gram, self._p, self._noise, self._rng = gram, p, noise, rng
         self._log_alpha = math.log(concentration)

@@ -167,8 +167,8 @@ def weights_of(layer: Conv | Dense, theta: torch.Tensor) -> Weights:
 
 
 def channels_last(h: torch.Tensor) -> torch.Tensor:
-    # `contiguous` leaves one-channel images unchanged, which makes later pooling ten times slower.
     """Return images in channels_last memory format, and other tensors unchanged."""
+    # `contiguous` leaves one-channel images unchanged, which makes later pooling ten times slower.
     return h.to(memory_format=torch.channels_last) if h.dim() == 4 else h
 
 
