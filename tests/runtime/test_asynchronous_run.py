@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -48,6 +49,19 @@ def process(run: subprocess.Popen, title: str) -> psutil.Process:
     return found
 
 
+def started(out: Path, settings: dict[str, Any]) -> tuple[subprocess.Popen, Path]:
+    """Start a run in a process group of its own; returns its process and its folder, which has checkpoints."""
+    run = subprocess.Popen(
+        [*DPCFL, "run", str(write_config(out / "c", **settings)), "--out", str(out / "runs")],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not [*(out / "runs").glob("*/checkpoints")] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    folder = only_run(out / "runs")
+    return run, folder
+
+
 @pytest.fixture(scope="module", params=["r-dpcfl", pytest.param("oracle", marks=pytest.mark.slow)])
 def killed_run(request, tmp_path_factory) -> Path:
     """A run that lost a worker, its coordinator, then all processes, and was resumed to its end.
@@ -57,14 +71,7 @@ def killed_run(request, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("asynchronous")
     settings = {**SETTINGS, "algorithm": ORACLE} if request.param == "oracle" else SETTINGS
     first = 0 if request.param == "oracle" else 14  # most synchronous rounds
-    run = subprocess.Popen(
-        [*DPCFL, "run", str(write_config(out / "c", **settings)), "--out", str(out / "runs")],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not [*(out / "runs").glob("*/checkpoints")] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    folder = only_run(out / "runs")
+    run, folder = started(out, settings)
     wait_for_version(folder, 1, run)
     worker, coordinator = process(run, "client 3"), process(run, "coordinator")
     wait_for_version(folder, 3, run)

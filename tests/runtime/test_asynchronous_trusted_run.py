@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import assert_nothing_left, dpcfl, only_run, write_config
 from run_results import last_models
-from test_asynchronous_run import job_of, process, wait_for_version
+from test_asynchronous_run import job_of, process, started, wait_for_version
 
 from dpcfl_net.algorithms.one_model import PARTICIPATION
 from dpcfl_net.core import runlog
@@ -39,14 +37,7 @@ SETTINGS = {
 def killed_run(tmp_path_factory) -> Path:
     """A run that lost a worker, twice its coordinator with the trusted server, then all processes, and was resumed to its end."""
     out = tmp_path_factory.mktemp("trusted")
-    run = subprocess.Popen(
-        [*DPCFL, "run", str(write_config(out / "c", **SETTINGS)), "--out", str(out / "runs")],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not [*(out / "runs").glob("*/checkpoints")] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    folder = only_run(out / "runs")
+    run, folder = started(out, SETTINGS)
     wait_for_version(folder, 1, run)
     process(run, "client 3").kill()
     for t in (3, 8):
