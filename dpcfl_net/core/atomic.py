@@ -15,20 +15,19 @@ Buffer = bytes | bytearray | memoryview
 DRAFT = ".tmp"  # suffix of a file that replaces another once it is complete
 
 
-def write_atomically(path: Path, *chunks: str | Buffer, durable: bool = False, mode: int = 0o666) -> None:
-    """Replace a file atomically: readers see the old content or the new content, also after a crash.
+def write_atomically(path: Path, *chunks: str | Buffer, mode: int = 0o666) -> None:
+    """Replace a file atomically: readers see the old content or the new content, also after a crash of this process.
 
     Args:
         path: The file; its folder must exist.
         chunks: New content in order; text is written as UTF-8.
-        durable: Flush the file and its folder to the device before the call returns.
         mode: Permission bits of the new file, reduced by the process's umask.
 
     Raises:
         ConfigError: If the path exists and is not a regular file.
         OSError: If the file cannot be written; the error names `path`.
     """
-    with replacing(path, durable=durable, mode=mode) as file:
+    with replacing(path, mode=mode) as file:
         for chunk in chunks:
             write_all(file.fileno(), chunk.encode() if isinstance(chunk, str) else chunk)
 
@@ -37,10 +36,17 @@ def write_atomically(path: Path, *chunks: str | Buffer, durable: bool = False, m
 def replacing(path: Path, *, durable: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a draft that replaces `path` when the `with` block ends without an error.
 
-    Args, errors: see `write_atomically`.
+    Args:
+        path: The file; its folder must exist.
+        durable: Flush the file and its folder to the device before the block is left.
+        mode: As for `write_atomically`.
 
     Yields:
         The draft, open for writing.
+
+    Raises:
+        ConfigError: As `write_atomically`.
+        OSError: As `write_atomically`.
     """
     if path.exists() and not path.is_file():  # replacing a device node would remove it for every process
         raise ConfigError(f"cannot write {path}: it exists and is not a regular file")

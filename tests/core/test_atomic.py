@@ -52,7 +52,8 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path):
 def test_a_durable_write_flushes_the_file_before_the_folder(tmp_path, monkeypatch, durable):
     path, flushed, real = tmp_path / "a", [], os.fsync
     monkeypatch.setattr(atomic.os, "fsync", lambda handle: flushed.append((path.exists(), real(handle))[0]))
-    atomic.write_atomically(path, "b", durable=durable)
+    with atomic.replacing(path, durable=durable) as file:
+        file.write(b"b")
     assert flushed == ([False, True] if durable else [])
 
 
