@@ -105,6 +105,14 @@ class Options:
             raise ConfigError(problems)
 
 
+def port_pair(text: str) -> tuple[int, int]:
+    """Read the ports of coordinator and observer, as "5700,5701"; ConfigError for anything else."""
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 6 and int(p) < 65536 for p in numbers):
+        raise ConfigError(f"--ports is {text!r}: must be two numbers from 0 to 65535, for example 5700,5701")
+    return int(numbers[0]), int(numbers[1])
+
+
 def new(
     path: Path, overrides: list[str], out: Path, options: Options, folder: Path | None = None
 ) -> tuple[int, dict[str, Any]]:

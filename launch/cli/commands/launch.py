@@ -83,13 +83,10 @@ def launch(
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
     from dpcfl_net.launch.placement.slurm_batch import Resources
 
-    numbers = ports.split(",")
-    if len(numbers) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 6 and int(p) < 65536 for p in numbers):
-        raise ConfigError(f"--ports is {ports!r}: must be two numbers from 0 to 65535, for example 5700,5701")
-    pair = (int(numbers[0]), int(numbers[1]))
     options = launching.Options(
-        on, hosts, address, bind, pair, root, python, cpus_per_worker, gpus_per_worker, ray_wait, requeue, tree
-    )
+        on, hosts, address, bind, launching.port_pair(ports), root, python, cpus_per_worker, gpus_per_worker, ray_wait, requeue,
+        tree,
+    )  # fmt: skip
     if resume is not None and (config is not None or overrides or dry_run or sbatch):
         raise ConfigError("--resume takes no configuration, no overrides, no --dry-run and no --sbatch: the job is signed")
     if resume is None and config is None:
