@@ -19,8 +19,9 @@ from dpcfl_net.attacks.updates import Update, read_updates
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.signed_settings import ModelTemplate
-from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_set, plan_slices
 from dpcfl_net.data.records import ClientData
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.results.attack_results import AttackResult

@@ -14,7 +14,9 @@ from dpcfl_net.attacks.pictures import Row, grid
 from dpcfl_net.attacks.updates import Update, read_updates
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.datasets import Images
-from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
+from dpcfl_net.data.slices import Slice
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.results.attack_results import AttackResult

@@ -16,13 +16,8 @@ from dpcfl_net.data.datasets import Images, load, mixed
 from dpcfl_net.data.disjoint import DisjointShares
 from dpcfl_net.data.quantity import SizeLaw, drawn_sizes, held_back
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.data.settings import MOST_CLIENTS, OWNED, DataSettings, is_own
+from dpcfl_net.data.settings import OWNED, DataSettings, is_own
 from dpcfl_net.data.slices import Slice, Slices, Split
-
-__all__ = [
-    "MOST_CLIENTS", "ClientData", "DataSettings", "Slice", "Split", "client_names", "open_client", "open_many", "open_rows", "open_set",
-    "plan_slices", "records_per_client", "shift_problems",
-]  # fmt: skip
 
 
 def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[int, int]:

@@ -18,7 +18,8 @@ from dpcfl_net.core.roster import ClientEntry, Roster
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.core.signed_settings import ModelTemplate, PrivacyTarget
 from dpcfl_net.data.datasets import Images
-from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
+from dpcfl_net.data.partition import open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.data.slices import Slice
 from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.config_schema import Config

@@ -16,7 +16,8 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.data.datasets import repeats
-from dpcfl_net.data.partition import MOST_CLIENTS, open_set
+from dpcfl_net.data.partition import open_set
+from dpcfl_net.data.settings import MOST_CLIENTS
 from dpcfl_net.experiment.config_checks import combination_problems, dataset_problems
 from dpcfl_net.experiment.config_options import shared_options, with_algorithm
 from dpcfl_net.experiment.config_overrides import change, outweighed, plain, with_named_sections

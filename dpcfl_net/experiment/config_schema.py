@@ -25,7 +25,7 @@ from dpcfl_net.core.roster import MOST_EPSILON
 from dpcfl_net.core.signed_settings import LocalTraining, PrivacyTarget
 from dpcfl_net.core.tuning import Tuning
 from dpcfl_net.core.types import SANE_EPSILON
-from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
+from dpcfl_net.data.settings import MOST_CLIENTS, DataSettings
 from dpcfl_net.experiment.availability_settings import AvailabilitySettings
 from dpcfl_net.experiment.communication_settings import CommunicationSettings
 from dpcfl_net.experiment.network_settings import NetworkSettings

@@ -22,8 +22,10 @@ from dpcfl_net.core.roster import Roster
 from dpcfl_net.core.run_folder import RunFolder, signature_path
 from dpcfl_net.core.signing import check_signature, sign, write_secret
 from dpcfl_net.data.datasets import Images, place
-from dpcfl_net.data.partition import DataSettings, Slice, Split, open_rows, open_set, plan_slices
+from dpcfl_net.data.partition import open_rows, open_set, plan_slices
 from dpcfl_net.data.records import ClientData
+from dpcfl_net.data.settings import DataSettings
+from dpcfl_net.data.slices import Slice, Split
 from dpcfl_net.transport.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_path, secret_path
 
 if TYPE_CHECKING:

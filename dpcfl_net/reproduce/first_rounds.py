@@ -17,7 +17,8 @@ from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.data import datasets
-from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.config import resolve
 from dpcfl_net.experiment.config_schema import Config

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpcfl_net.data.partition import DataSettings, client_names, open_set, plan_slices
+from dpcfl_net.data.partition import client_names, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.run_files import JsonLine, item, listed, numbers
 from dpcfl_net.results.run_view import letter, read_run

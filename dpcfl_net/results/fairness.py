@@ -17,7 +17,9 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_many, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_many, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
+from dpcfl_net.data.slices import Slice
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import FAIRNESS
 from dpcfl_net.results.summary import add_not_covered, read_run_job

@@ -18,7 +18,8 @@ from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.core.tensors import unpack
-from dpcfl_net.data.partition import DataSettings, open_set
+from dpcfl_net.data.partition import open_set
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.privacy.ledger.ledger_folder import is_missing, read_state

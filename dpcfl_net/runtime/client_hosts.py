@@ -15,7 +15,7 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import check_runnable
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import Split
+from dpcfl_net.data.slices import Split
 from dpcfl_net.experiment.job_files import Job, check_model, client_records, client_slice
 from dpcfl_net.federation.canary_client import AuditedHost
 from dpcfl_net.federation.capabilities import ClientSide

@@ -13,7 +13,9 @@ from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.central import central_slice
 from dpcfl_net.data.datasets import Images
-from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_rows, open_set, plan_slices
+from dpcfl_net.data.partition import open_many, open_rows, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
+from dpcfl_net.data.slices import Slice, Split
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.transport.observer_notes import Models, Personal
 

@@ -16,7 +16,7 @@ from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Assignment
-from dpcfl_net.data.partition import DataSettings
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment.cost_estimate import is_evaluated
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints

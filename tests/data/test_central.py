@@ -10,7 +10,8 @@ import pytest
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.central import central_rows, central_slice, withheld
 from dpcfl_net.data.datasets import load
-from dpcfl_net.data.partition import DataSettings, open_rows, open_set, plan_slices
+from dpcfl_net.data.partition import open_rows, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
 
 EQUAL = {"clients": [3, 2], "train_per_client": 100, "test_per_client": 80}
 SKEWED = {

@@ -20,8 +20,9 @@ from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import cache, datasets, download
 from dpcfl_net.data.datasets import fetch, load
-from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client
+from dpcfl_net.data.partition import open_client, plan_slices, records_per_client
 from dpcfl_net.data.records import ClientData
+from dpcfl_net.data.settings import DataSettings
 
 RAW = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

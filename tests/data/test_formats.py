@@ -16,7 +16,8 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data import roles
 from dpcfl_net.data.datasets import load
 from dpcfl_net.data.files import FileSource
-from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
 
 
 def source(path, **settings):

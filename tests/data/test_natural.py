@@ -15,7 +15,8 @@ from simulate import simulate
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import cache, natural, own
-from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_records

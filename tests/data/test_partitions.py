@@ -17,8 +17,9 @@ from simulate import simulate
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import regression, roles, skew
 from dpcfl_net.data.datasets import load
-from dpcfl_net.data.partition import DataSettings, open_client, open_many, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_many, open_set, plan_slices
 from dpcfl_net.data.records import ClientData
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice

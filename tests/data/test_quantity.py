@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.datasets import load
-from dpcfl_net.data.partition import DataSettings, plan_slices
+from dpcfl_net.data.partition import plan_slices
 from dpcfl_net.data.quantity import SizeLaw, drawn_sizes
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.transport.keys import make_keys

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data import datasets, shifts
 from dpcfl_net.data.datasets import Images, load
-from dpcfl_net.data.partition import DataSettings, open_rows, open_set, plan_slices, shift_problems
+from dpcfl_net.data.partition import open_rows, open_set, plan_slices, shift_problems
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment import config
 
 

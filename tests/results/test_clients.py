@@ -8,7 +8,8 @@ import pytest
 from conftest import dpcfl as command
 
 import dpcfl_net as dpcfl
-from dpcfl_net.data.partition import DataSettings, client_names, open_set, plan_slices
+from dpcfl_net.data.partition import client_names, open_set, plan_slices
+from dpcfl_net.data.settings import DataSettings
 
 HOSPITALS = {"Aarhus": 20, "Basel": 30, "Cork": 40}
 
