@@ -23,6 +23,7 @@ from dpcfl_net.privacy.mechanisms import MOST_DRAWN
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, Slot, UnprotectedSlot, given
 
 LOSS = TensorSpec("f4")
+MOST = float(np.finfo(np.float32).max)  # loss of mode `paper` in place of one that is larger or infinite
 TOP = 5  # the diagnostics hold the probability of the TOP likeliest clients together
 CLIPPED = "updates leave the client without noise, and so do its losses, which are only clipped"
 
@@ -81,7 +82,8 @@ class EMFDRO(Algorithm):
     Mode `full`: losses and updates leave the client with noise, and draws are post-processing. With privacy.unit sample, each
     record's loss is clipped to [0, tau], and updates come from DP-SGD. With privacy.unit client, whole updates are clipped to C,
     and the client adds the noise. Updates are charged in every round, since every client may be drawn in each.
-    Mode `selection`: losses are clipped to [0, tau] without noise, and updates are raw. Mode `paper`: losses and updates are raw.
+    Mode `selection`: losses are clipped to [0, tau] without noise, and updates are raw. Mode `paper`: losses and updates are raw, an
+    infinite loss is sent as the largest float32 number.
 
     Source: Yan, Guo, Liu, Liu, Algorithm 1.
     """
@@ -247,8 +249,10 @@ class EMFDRO(Algorithm):
         """
         if self.options.mode == "full":
             return np.array(me.noisy_loss("loss", model, self.options.tau), np.float32)
-        max_loss = math.inf if self.options.mode == "paper" else self.options.tau
-        return np.array(me.validation_loss("loss", model, max_loss), np.float32)
+        if self.options.mode == "selection":
+            return np.array(me.validation_loss("loss", model, self.options.tau), np.float32)
+        # A release that is not finite is sent as zeros, and the worst client would be the least likely one.
+        return np.array(min(me.validation_loss("loss", model), MOST), np.float32)
 
     def update(self, me: Client, model: np.ndarray) -> np.ndarray:
         """Compute g_i with the protection of the mode.

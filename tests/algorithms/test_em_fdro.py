@@ -24,6 +24,8 @@ from simulate import simulate
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import estimate
@@ -43,6 +45,7 @@ from dpcfl_net.reproduce.base import Earlier, find, packaged
 from dpcfl_net.reproduce.claims import Exact
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.transport.keys import make_keys
 
 NEVER = 1e-7  # the chance of a false alarm that a statistical test may have
@@ -364,6 +367,19 @@ def test_raw_modes_send_losses_and_updates_as_they_are(mode, clipped, tmp_path):
     assert len(ran) == 2
     assert all(isinstance(slot, UnprotectedSlot) for slot in client.slots.values())
     assert np.linalg.norm(told["update"]) > 0
+
+
+def test_a_client_on_whose_records_the_model_diverges_has_the_largest_loss(tmp_path):
+    """What is not finite is sent as zeros: the worst client would be drawn least of all."""
+    job = job_for(tmp_path, {"mode": "paper"})
+    host = make_host(job, 0, tmp_path / "ledgers")
+    answer = host.answer(Task(1, "evaluate", {"model": np.full(job.protocol.model.parameters, 1e38, "<f4")}))
+    host.close()
+    assert unpack(answer.release)["loss"] == np.finfo(np.float32).max
+    losses = job.algorithm.released_losses(Results([0], {0: unpack(answer.release)}))
+    chances = probabilities([losses[0], 2.3, 2.4, 2.5], 2.0, 1.0)
+    assert chances.argmax() == 0
+    assert np.isfinite(chances).all()
 
 
 # ---- the server
