@@ -22,13 +22,14 @@ BODY = TensorSpec("f4", ("body",), max_norm=any_norm)
 class DPFedPer(OneModel):
     """Shared body, and a personal head: the last layer, which stays with each client.
 
-    The head depends on the earlier rounds in which the client was sampled, and only Poisson sampling hides these.
+    The head depends on the earlier rounds in which the client was sampled, and only Poisson sampling hides these. A client's figures
+    are those of its model after its own epochs in the latest of these rounds: body and head as it trained them, without noise.
 
-    Source: Arivazhagan et al. 2019, Algorithm 2.
+    Source: Arivazhagan et al. 2019, Algorithms 1 (client) and 2 (server).
     """
 
     name = "dp-fedper"
-    paper = "Arivazhagan et al. 2019, Algorithm 2; 'DP-FedPer' in Yang, Hu, Kim, Li"
+    paper = "Arivazhagan et al. 2019, Algorithms 1 and 2; 'DP-FedPer' in Yang, Hu, Kim, Li"
 
     class Options(Sampled):
         why_synchronous = "clients report the accuracy of their personal models by round, and a participation is no round"

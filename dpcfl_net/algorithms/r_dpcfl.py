@@ -181,7 +181,7 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         uniform = np.full(fit.clusters, 1 / fit.clusters)  # for clients without an answer
         rows = dict(zip(updates, fit.posteriors, strict=False))
         posteriors = np.stack([rows.get(i, uniform) for i in fed.clients])  # pi_1, ..., pi_n
-        soft_until = max(self.earliest, int((1 - fit.mpo) * self.protocol.rounds / 2))  # line 12: E_c, section 4.3
+        soft_until = max(self.earliest, int((1 - fit.mpo) * self.protocol.rounds / 2))  # line 12: E_c, section 6.1 (RQ3)
         if self.secure:
             soft_until = self.secure_from - 1 - self.window
         models = np.repeat(theta[None], fit.clusters, axis=0)  # line 13
