@@ -180,11 +180,6 @@ class ClientLevel(Algorithm):
         if not self.secure or participants != in_a_round or honest < 1:
             return None
         sums = self.new_sums()
-        if not sums.total.size:
-            model = self.protocol.model.name
-            raise ValueError(
-                f"model.name is {model!r}: {self.name} needs a model with two layers or more, since one is never shared"
-            )
         return SumCode(
             d=sums.total.size, participants=participants, honest=honest,
             noise_multiplier=given(self.protocol.roster[0].noise_multiplier), clip=sums.unit,

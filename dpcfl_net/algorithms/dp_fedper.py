@@ -11,6 +11,8 @@ import numpy as np
 from dpcfl_net.algorithms.base import MODEL, any_norm, on_client
 from dpcfl_net.algorithms.client_level import Sampled
 from dpcfl_net.algorithms.one_model import OneModel
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.core.types import Release, TensorSpec
 from dpcfl_net.federation.capabilities import Capabilities, Setting
@@ -34,6 +36,12 @@ class DPFedPer(OneModel):
     class Options(Sampled):
         why_synchronous = "clients report the accuracy of their personal models by round, and a participation is no round"
 
+    def __init__(self, protocol: Protocol) -> None:
+        if not self.update_size(protocol.model):
+            why = "needs a model with two layers or more, since one is never shared"
+            raise ConfigError(f"model.name is {protocol.model.name!r}: {self.name} {why}")
+        super().__init__(protocol)
+
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         able = super().capabilities_for(options, setting)
@@ -41,12 +49,14 @@ class DPFedPer(OneModel):
 
     @staticmethod
     def update_size(model: ModelTemplate) -> int:
-        """Count the parameters of the body: all except weight and bias of the last layer.
+        """Count the parameters of the body: all except weight and bias, if there is one, of the last layer.
 
         Args:
             model: The job's model.
         """
-        return model.parameters - sum(math.prod(shape) for _, shape in model.layout[-2:])
+        layer = model.layout[-1][0].rpartition(".")[0]
+        head = [math.prod(shape) for name, shape in model.layout[-2:] if name.rpartition(".")[0] == layer]
+        return model.parameters - sum(head)
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": BODY})
     def train(self, me: Client, model: np.ndarray) -> Release:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import asdict
 
-from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.algorithms.base import algorithm_of, find
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import Roster
@@ -31,11 +31,11 @@ def calibrated(protocol: Protocol) -> Protocol:
         The protocol with the noise multipliers of its clients, or of the trusted server.
 
     Raises:
-        ConfigError: If no noise meets the target, a dataset ledger is requested without a finite epsilon, or the noise of secure
-            sums is too coarse, or a plan changes between two calls, or holds a slot whose event is not its cost in this job or that no
-            client step fills, or a tensor has a side without a size.
+        ConfigError: If the algorithm cannot train the model, no noise meets the target, a dataset ledger is requested without a finite
+            epsilon, or the noise of secure sums is too coarse, or a plan changes between two calls, or holds a slot whose event is not
+            its cost in this job or that no client step fills, or a tensor has a side without a size.
     """
-    algorithm = algorithm_of(protocol)
+    algorithm = find(protocol.algorithm)(protocol)  # a model that does not fit it is an error of the configuration
     if problem := plan_problem(algorithm):
         raise ConfigError(problem)
     if problems := step_problems(algorithm):

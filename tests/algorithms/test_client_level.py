@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from simulate import simulate
 
+from dpcfl_net.algorithms.dp_fedper import DPFedPer
 from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core import runlog
@@ -536,6 +537,20 @@ def test_a_head_never_leaves_its_client(finished):
     assert "holds" in dpcfl("verify", folder).stdout
     line = max((x for x in runlog.read(folder / "metrics.jsonl") if "accuracy_mean" in x), key=lambda x: x["round"])
     assert len(line["accuracy_by_client"]) == CLIENTS
+
+
+def test_a_model_without_a_body_is_refused(tmp_path):
+    """Nothing would be shared, and the statement would name an epsilon of clients that train alone."""
+    with pytest.raises(ConfigError, match=r"model\.name is 'linear': dp-fedper needs a model with two layers or more"):
+        job_for(tmp_path, FEDPER, TRUSTED, model={"name": "linear"})
+
+
+def test_a_head_without_bias_is_the_last_layer_alone(tmp_path):
+    job = job_for(tmp_path, FEDPER, TRUSTED)
+    template = job.protocol.model
+    assert DPFedPer.update_size(template) == 6090 - (32 * 2 * 2 * 10 + 10)
+    bare = [["0.weight", [16, 64]], ["0.bias", [16]], ["2.weight", [10, 16]]]
+    assert DPFedPer.update_size(template.model_copy(update={"parameters": 1200, "layout": bare})) == 16 * 64 + 16
 
 
 def test_labels_are_judged_as_sent_and_as_released(finished):

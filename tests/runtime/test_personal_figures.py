@@ -33,7 +33,7 @@ CHANGES = {"data": DATA, "model": {"name": "linear"}, "rounds": 6, "algorithm": 
 
 FEDPER = {"model": {"name": "digits-cnn"}, "algorithm": {"name": "dp-fedper", "sampling_rate": 0.5}}
 DRAWN = {
-    "algorithm": FEDPER["algorithm"],
+    **FEDPER,
     "privacy": {"unit": "client", "trust": "trusted-server", "epsilon": 8.0, "delta": 1e-2},
 }
 COINS = {
