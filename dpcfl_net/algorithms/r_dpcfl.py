@@ -45,6 +45,11 @@ def membership(fit: mixture.MixtureFit, clients: Sequence[int]) -> dict[str, lis
     return found | ({"unverified": int(fit.unverified.sum())} if fit.unverified.any() else {})
 
 
+def first_switch(options: Any, rounds: int) -> int:
+    """Return the least E_c: 2, so that models differ when clients choose; 1 after a warm start, or if there is no round left to choose."""
+    return 1 if options.warm_start else max(1, min(2, rounds - 1))
+
+
 class Clustering(Options):
     """Options of the mixture on the updates of the first round."""
 
@@ -138,16 +143,17 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         Args:
             client: The client's roster entry, there in a round after the first.
         """
-        ends = range(1, max(1, self.protocol.rounds // 2) + 1)  # possible E_c
+        ends = range(1, max(self.earliest, self.protocol.rounds // 2) + 1)  # possible E_c
         most = max(client.rounds_there(e + 1, e + self.window) for e in ends)
         count = 0 if self.options.clusters == 1 else max(1, most)  # one choice of a client that misses the window
         return [*self.selections(client, count, self.options.selection.budget_fraction)]
 
     @classmethod
     def most_synchronous(cls, options: Any, setting: Setting) -> int:
-        """Return the largest E_c, at most E / 2, and the window; 1 if there is one cluster."""
+        """Return the largest E_c, at most E / 2 if that is 2 or more, and the window; 1 if there is one cluster."""
         rounds = setting.rounds
-        return 1 if options.clusters == 1 else min(rounds, max(1, rounds // 2) + options.selection.window(rounds))
+        latest = max(first_switch(options, rounds), rounds // 2)
+        return 1 if options.clusters == 1 else min(rounds, latest + options.selection.window(rounds))
 
     def start(self, fed: Federation) -> State:
         return State(fed.initial_model()[None], [None] * len(fed.clients))
@@ -227,7 +233,7 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
     @property
     def earliest(self) -> int:
         """Least E_c: without a warm start all models are equal until they are trained in round 2, and a choice would be a coin toss."""
-        return 1 if self.options.warm_start else min(2, max(1, self.protocol.rounds // 2))
+        return first_switch(self.options, self.protocol.rounds)
 
     @property
     def window(self) -> int:

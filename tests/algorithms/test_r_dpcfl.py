@@ -90,6 +90,14 @@ def test_clients_choose_among_models_that_differ(protocol):
     assert phases == {False: ["first", "soft", "window", "window"], True: ["first", "window", "window", "frozen"]}
 
 
+def test_three_rounds_keep_the_clusters_of_the_first_until_models_differ(protocol):
+    fed, states = run(protocol.model_copy(update={"rounds": 3}), clustered, 3)
+    assert [state.diagnostics["phase"] for state in states] == ["first", "soft", "window"]
+    assert states[1].assignment == states[0].assignment
+    (chosen,) = [tensors for t, kind, tensors in fed.calls if kind == "select_and_train"]
+    assert len(np.unique(chosen[0]["models"], axis=0)) > 1
+
+
 def test_first_round_clusters_and_starts_every_model_at_theta_init(protocol):
     fed, (state,) = run(protocol, clustered, 1)
     groups = {frozenset(i for i in range(8) if state.assignment[i] == m) for m in range(4)}
