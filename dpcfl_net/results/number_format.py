@@ -9,9 +9,13 @@ from typing import Any
 
 def number(value: Any) -> float | None:
     """Return a finite real number as float; None for anything else, since run files may hold null, NaN or damage."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # a whole number above every float
+        return None
+    return found if math.isfinite(found) else None
 
 
 def plain(value: Any, digits: int = 4) -> str:

@@ -77,7 +77,7 @@ def accuracy_curve(elapsed: Mapping[int, float], observed: Mapping[int, JsonLine
     return [
         Point(at, elapsed[at], accuracy)
         for at, line in sorted(observed.items())
-        if at in elapsed and (accuracy := number(line.get("accuracy_mean"))) is not None
+        if at in elapsed and (accuracy := number(line.get("accuracy_mean"))) is not None and 0 <= accuracy <= 1
     ]
 
 

@@ -254,6 +254,8 @@ def sort_clusters(lines: Iterable[JsonLine], grouping: dict[int, JsonLine], agre
         at = whole(line.get("round"))
         if at is not None:
             table = agreement if line.get("view") == "observer" else grouping
+            if "assignment" in line:
+                line["assignment"] = [whole(cluster) for cluster in listed(line, "assignment")]
             table[at] = {**table.get(at, {}), **line}  # labels and recovery of one round are separate lines
 
 

@@ -15,13 +15,14 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.types import Assignment
+from dpcfl_net.core.types import Assignment, State
 from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment.cost_estimate import is_evaluated
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.evaluation import PersonalFigures, RoundFigures, TestSetEvaluator
 from dpcfl_net.runtime.specs import ObserverSpec
+from dpcfl_net.runtime.state_check import misfit
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link
@@ -176,15 +177,18 @@ class Observer:
         return self._personal is not None and self.job.protocol.rounds not in self._written
 
     def take(self, note: Models | Personal | Span) -> None:
-        """Take one message; write the figures of a round when they are complete. Those of rounds that the job does not have are dropped.
+        """Take one message; write the figures of a round when they are complete. What does not fit the job is dropped.
 
         Args:
             note: The message.
         """
+        if not 1 <= note.round <= self.job.protocol.rounds:
+            return
+        if isinstance(note, Models) and (problem := self._misfit(note)):
+            _log.warning("refused: round %d of the coordinator has %s", note.round, problem)
+            return
         if isinstance(note, Span):
             self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
-            return
-        if not 1 <= note.round <= self.job.protocol.rounds:
             return
         if self._personal is not None and isinstance(note, Models) and len(note.models) > 1 and self._due(note.round):
             self._write_scores(note.round, note.assignment)
@@ -205,6 +209,12 @@ class Observer:
                     self._spans.write(
                         {"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()}
                     )
+
+    def _misfit(self, note: Models) -> str | None:
+        """Say why models do not fit the job: the server is not trusted, and must not end the observer."""
+        if any(client >= len(self.truth) for client in note.clients or ()):
+            return f"clients of a round that are not in the job, which has {len(self.truth)}"
+        return misfit(self._algorithm, State(note.models, note.assignment))
 
     def _write_personal(self, rounds: Iterable[tuple[int, PersonalFigures]]) -> None:
         for t, figures in rounds:

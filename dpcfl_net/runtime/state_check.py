@@ -1,4 +1,4 @@
-"""Check of the state that an algorithm returns, before it is stored and evaluated."""
+"""Check of the models and the assignment of a round: where the server stores them, and where the observer receives them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,19 @@ def checked(algorithm: Algorithm, state: Any) -> State:
     name = type(algorithm).__name__
     if not isinstance(state, State):
         raise RunFailed(f"{name} returned {type(state).__name__}: must return a State")
-    if problem := _of_models(algorithm, state.models) or _of_assignment(algorithm, state):
+    if problem := misfit(algorithm, state):
         raise RunFailed(f"{name} has {problem}")
     return state
+
+
+def misfit(algorithm: Algorithm, state: State) -> str | None:
+    """Say why models and assignment do not fit the job; None if they do.
+
+    Args:
+        algorithm: The algorithm.
+        state: Its state after a round.
+    """
+    return _of_models(algorithm, state.models) or _of_assignment(algorithm, state)
 
 
 def _of_models(algorithm: Algorithm, models: Any) -> str | None:
@@ -44,8 +54,18 @@ def _of_models(algorithm: Algorithm, models: Any) -> str | None:
             f"{len(models)} rows in State.models: Capabilities.published_models, here {most}, must be at least {len(models)}, "
             "and max_models as well if a task holds all of them"
         )
+    if len(models) < (least := _fewest(algorithm)):
+        return f"{len(models)} rows in State.models: must be at least {least}, those that clients use"
     bad = next((row for row, model in enumerate(models) if not finite(model)), None)
     return None if bad is None else f"a NaN or an infinity in row {bad} of State.models: clients refuse such a model"
+
+
+def _fewest(algorithm: Algorithm) -> int:
+    """Number of models without which a client has none to be evaluated on."""
+    able, protocol = algorithm.capabilities, algorithm.protocol
+    if able.personal and protocol.privacy.trust == "untrusted-server":
+        return 0
+    return able.shared_models + (len(protocol.clients) if able.model_per_client else 1)
 
 
 def _of_assignment(algorithm: Algorithm, state: State) -> str | None:

@@ -17,8 +17,12 @@ Work = Literal["receive", "train", "wait", "send", "aggregate", "cluster", "eval
 MOST_SPANS = 64  # in one message
 MOST_CLIENTS = 10**6  # in a list of the coordinator's notes
 MAX_NOTE = 3 << 20  # bytes of the coordinator's notes; a frame holds them
+MOST_SECONDS = 1e11  # since the epoch, in the year 5138
+MOST_LOSS = 1e40  # above the loss of every model whose outputs are float32; sums over all clients stay finite
 Round = Annotated[int, Field(ge=0, le=10**6)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Loss = Annotated[float, Field(ge=-MOST_LOSS, le=MOST_LOSS, allow_inf_nan=False)]
 Cluster = Annotated[int, Field(ge=0, le=10**6)]
 
 
@@ -29,8 +33,8 @@ class Period(BaseModel):
 
     what: Work
     round: Round
-    start: Number
-    end: Number
+    start: Time
+    end: Time
 
 
 class Note(BaseModel):
@@ -61,8 +65,8 @@ class Note(BaseModel):
     labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=MOST_CLIENTS)]], Field(max_length=8)] = {}
     blake3: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
-    accuracy: Number | None = 0.0
-    loss: Number | None = 0.0
+    accuracy: Share | None = 0.0
+    loss: Loss | None = 0.0
     spans: Annotated[list[Period], Field(max_length=MOST_SPANS)] = []
     reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,500}$")] = ""
 

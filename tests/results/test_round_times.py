@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dpcfl_net.results.number_format import number
 from dpcfl_net.results.round_times import (
     Point,
     accuracy_curve,
@@ -33,6 +34,14 @@ def call(t: int, start: float, **answers: float) -> Lines:
         lines.append({"time": start, "direction": "down", "peer": peer, "kind": "TASK", "round": t, "bytes": 100})
         lines.append({"time": at, "direction": "up", "peer": peer, "kind": "RESULT", "round": t, "bytes": 30})
     return lines
+
+
+def test_damaged_numbers_count_as_missing() -> None:
+    """A whole number of 400 digits in messages.jsonl, which an agent may write, ended the report and the screen of the run."""
+    assert [number(value) for value in (10**400, -(10**400), float("nan"), True, "1", 2)] == [None] * 5 + [2.0]
+    assert stragglers([{"time": 10**400, "peer": "client 1", "kind": "TASK", "round": 10**400}]) == (0, [])
+    lines = {t: {"accuracy_mean": value} for t, value in enumerate((1.7e308, -1.0, 0.5), 1)}
+    assert usual_target([accuracy_curve({1: 1.0, 2: 2.0, 3: 3.0}, lines)]) == pytest.approx(0.47)
 
 
 def test_seconds_of_rounds_add_up_over_a_resumption() -> None:

@@ -26,7 +26,7 @@ from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.training.models import initial, skeleton
 from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
-from dpcfl_net.transport.observer_notes import Models, Personal
+from dpcfl_net.transport.observer_notes import Models, Personal, Span
 
 DATA = {"dataset": "digits", "clients": [2, 2], "train_per_client": 100, "test_per_client": 20}
 CHANGES = {"data": DATA, "model": {"name": "linear"}, "rounds": 6, "algorithm": {"name": "mr-mtl"}}
@@ -98,6 +98,33 @@ def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path):
     assert written(tmp_path) == {t: [t / 10] * 3 + [0.1] for t in range(1, 7)}
     (warning,) = runlog.read(RunFolder(tmp_path).warnings)
     assert warning["text"].startswith("no accuracy after the last round was reported by client 3: the final one is that of an")
+
+
+def test_a_hostile_server_does_not_end_the_observer(job_of, tmp_path):
+    """It sends models, assignments or clients of another job; the figures of its next round are written."""
+    for k, changes in enumerate(
+        ({"algorithm": {"name": "dp-ifca", "clusters": 2}}, {"algorithm": {"name": "km-cdpfl", "clusters": 2}})
+    ):
+        job, folder = job_of(**changes), tmp_path / str(k)
+        most, p = job.algorithm.capabilities.published_models, job.protocol.model.parameters
+        models, none = np.zeros((most, p), np.float32), np.zeros((0, p), np.float32)
+        with observing(job, folder) as observer:
+            observer.take(Models(1, [0] * 9, models))
+            observer.take(Models(1, [], models))
+            observer.take(Models(1, [None] * 4, none))
+            observer.take(Models(1, [None] * 4, models, clients=[9], labels={"as sent": [0]}))
+            assert not written(folder)
+            observer.take(Models(1, [0] * 4, models))
+        assert list(written(folder)) == [1]
+
+
+def test_times_of_a_round_that_the_job_does_not_have_are_dropped(job_of, tmp_path):
+    """A timeline shows the last rounds: one client would hide the others by times of round 1,000,000."""
+    job = job_of()
+    with observing(job, tmp_path) as observer:
+        for t in (0, 6, 7, 10**6):
+            observer.take(Span("client 1", "train", t, 1.0, 2.0))
+    assert [line["round"] for line in runlog.read(RunFolder(tmp_path).spans)] == [6]
 
 
 def test_figures_that_all_clients_have_reported_come_without_a_warning(job_of, tmp_path):

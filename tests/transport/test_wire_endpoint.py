@@ -887,6 +887,33 @@ def test_observer_hears_the_clusters_of_many_clients_from_the_coordinator_alone(
         assert inbox.failures == {"header-too-large": 1}
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"accuracy": 1.7e308},
+        {"accuracy": -0.1},
+        {"loss": 1.7e308},
+        {"kind": "SPANS", "spans": [{"what": "train", "round": 1, "start": -1e308, "end": 1e308}]},
+    ],
+)
+def test_observer_refuses_figures_that_no_client_has(said: dict[str, Any]) -> None:
+    """Such an accuracy was averaged with those of the other clients, and the report could not be written."""
+    note = {
+        "version": VERSION,
+        "run": RUN,
+        "job": JOB,
+        "boot": new_id(),
+        "sequence": 1,
+        "kind": "PERSONAL",
+        "sender": 1,
+        "round": 1,
+    }
+    with pytest.raises(WireError) as refused:
+        decode_note(msgpack.packb({**note, **said}))
+    assert refused.value.code == "schema"
+    assert decode_note(msgpack.packb({**note, "accuracy": 1.0, "loss": 1e38})).accuracy == 1.0
+
+
 def test_observer_believes_each_sender_its_own_things_only() -> None:
     with observer() as inbox, outbox(inbox.address, 1, KEYS[1]) as worker:
         worker.models(1, [0, 0, 0], np.zeros((1, P), "f4"))
