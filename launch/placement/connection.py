@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +41,24 @@ class HostConnection(Protocol):
 def one_line(output: bytes | bytearray) -> str:
     """Join the output of a command to one line for a message."""
     return "; ".join(line.strip() for line in output.decode(errors="replace").splitlines() if line.strip())
+
+
+def complete_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stream without their ends, until one is longer than LONGEST.
+
+    Args:
+        parts: The stream in parts of any length. A part is searched once: a host that sends a long line byte by byte costs no more.
+    """
+    begun = bytearray()
+    for part in parts:
+        first, *others = part.split(b"\n")
+        begun += first
+        if others:
+            yield bytes(begun)
+            yield from others[:-1]
+            begun = bytearray(others[-1])
+        if len(begun) > LONGEST:
+            return
 
 
 class CommandConnection:
@@ -79,12 +97,8 @@ class CommandConnection:
     def reports(self) -> Iterator[bytes]:
         """See `HostConnection`."""
         assert self._process.stdout is not None
-        rest = b""
-        while received := self._process.stdout.read(1 << 20):
-            *lines, rest = (rest + received).split(b"\n")
-            yield from lines
-            if len(rest) > LONGEST:
-                return
+        stdout = self._process.stdout
+        yield from complete_lines(iter(lambda: stdout.read(1 << 20), b""))
 
     def failure(self) -> str:
         """See `HostConnection`."""

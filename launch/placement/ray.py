@@ -16,7 +16,7 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
 from dpcfl_net.launch.placement.base import agent_command
-from dpcfl_net.launch.placement.connection import STDERR_TAIL, one_line
+from dpcfl_net.launch.placement.connection import STDERR_TAIL, complete_lines, one_line
 from dpcfl_net.launch.placement.remote import Host
 
 PLACED_S, TELL_S = 60.0, 5.0
@@ -90,7 +90,6 @@ class RayConnection:
 
     def reports(self) -> Iterator[bytes]:
         """See `HostConnection`."""
-        rest = b""
         try:
             # Ray moves the bundle of a lost node to another node.
             self._ray.get(self._actor.__ray_ready__.remote(), timeout=self._wait_s)
@@ -102,12 +101,14 @@ class RayConnection:
             self._error = describe_error(error)
             return
         try:
-            while received := self._ray.get(self._actor.receive.options(concurrency_group=REPORTS).remote()):
-                *lines, rest = (rest + received).split(b"\n")
-                yield from lines
+            yield from complete_lines(iter(self._receive, b""))
             self._error = self._ray.get(self._actor.failure.options(concurrency_group=REPORTS).remote(), timeout=20)
         except self._ray.exceptions.RayError as error:
             self._error = describe_error(error)
+
+    def _receive(self) -> bytes:
+        output: bytes = self._ray.get(self._actor.receive.options(concurrency_group=REPORTS).remote())
+        return output
 
     def failure(self) -> str:
         """See `HostConnection`."""

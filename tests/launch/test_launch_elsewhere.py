@@ -35,6 +35,7 @@ from dpcfl_net.launch.placement import connection, slurm
 from dpcfl_net.launch.placement.base import LOST, ClientRange
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.messages import (
+    LONGEST,
     AgentError,
     AgentHello,
     GroupCommand,
@@ -503,6 +504,25 @@ def test_a_host_that_reads_nothing_is_lost_and_does_not_hold_up_the_launcher(tmp
     with pytest.raises(RunFailed, match=r"host a: it has read no command for 0\.5 s"):
         agent.wait_for(agent.has_keys, 30)
     agent.join(10)
+
+
+@pytest.mark.timeout(120)
+def test_a_host_that_sends_a_long_line_byte_by_byte_does_not_occupy_the_launcher(tmp_path):
+    """With each byte the whole line was copied and searched again, and no other thread of the launcher ran meanwhile."""
+    program = "import os\nos.write(1, b'x' * 2**25)\nfor _ in range(2000): os.write(1, b'y')\nos.write(1, b'\\nend\\n')"
+    channel = CommandConnection([sys.executable, "-c", program], tmp_path / "log")
+    try:
+        started = time.thread_time()
+        assert [len(line) for line in channel.reports()] == [2**25 + 2000, 3]
+        assert time.thread_time() - started < 2
+    finally:
+        channel.close(10)
+
+
+def test_the_lines_of_a_stream_do_not_depend_on_its_parts():
+    for parts in ([b"a\n\nbc\nrest"], [b"a", b"\n\n", b"b", b"c\nrest"], [b"a\n", b"\nbc\n", b"rest"]):
+        assert list(connection.complete_lines(parts)) == [b"a", b"", b"bc"]
+    assert list(connection.complete_lines([b"a\n" + bytes(LONGEST), b"x", b"\n"])) == [b"a"]
 
 
 def test_a_host_cannot_write_control_characters_to_the_operators_terminal(tmp_path):
