@@ -16,8 +16,8 @@ from dpcfl_net.launch.preparation import Steps
 
 REFRESH_PER_S = 4
 LIBRARIES = "libraries"  # step
-# Texts of other processes are shown: their control characters must not reach the terminal.
-CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
+# Texts of other processes are shown: their control characters must not reach the terminal, nor those that reverse what follows.
+CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A)), "?")
 
 
 class StepsLive:

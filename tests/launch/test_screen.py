@@ -426,3 +426,12 @@ def test_columns_that_do_not_fit_into_a_terminal_follow_below_with_those_that_te
     assert len(table_lines(table, terminal(80))) == 5
     assert len(table_lines(table, terminal(30))) == 5, "no room beside the columns that tell rows apart: one line for each row"
     assert len(table_lines(table, plain(45))) == 5, "lines of a pipe or a file are whole"
+
+
+def test_texts_of_other_processes_do_not_steer_the_terminal() -> None:
+    """An agent or a client chooses them; a change of direction would show what follows in reverse."""
+    for console in (plain(), terminal()):
+        lines = PlainLines(console)
+        lines.update(ProgressView(warnings=["\x1b[2J\x9b2J \u202eb\u2066c\u2028d é"]))
+        lines.print_all()
+        assert "warning: ?[2J?2J ?b?c?d é" in text(console)
