@@ -358,8 +358,8 @@ class ClientEndpoint:
             if arrived is None:
                 return
             self._handle(arrived)
-            if not has_more(self._socket):
-                return
+            if self._events or not has_more(self._socket):
+                return  # of a batch of whole tasks the owner would drop all but the last, after all were in memory
 
     def _handle(self, arrived: Arrived) -> None:
         header: Header | None = None

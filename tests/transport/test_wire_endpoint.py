@@ -598,6 +598,20 @@ def test_sender_stops_when_the_window_is_full(server: ServerEndpoint) -> None:
         ends.until(lambda: len(liar.hears(kind="CHUNK")) == 10)
 
 
+def test_a_server_that_sends_many_tasks_at_once_has_one_of_them_in_the_memory_of_a_client(server: ServerEndpoint) -> None:
+    """42 tasks of 5 MB were delivered together; the worker keeps the last one, but all were in its memory."""
+    with make_client(server.address, 0) as client:
+        Ends(server, client).joined()
+        peer = server._peers[0]
+        for _ in range(20):
+            server._send(
+                peer, head := server._line.stamp.header(kind="TASK", id=new_id(), round=1, task="small"), encode(head), None
+            )
+        time.sleep(0.3)  # all of them have arrived
+        delivered = [[event.kind for event in client.poll(0.1)].count("task") for _ in range(20)]
+    assert delivered == [1] * 20
+
+
 def test_idle_worker_gets_its_task_again_and_delivers_it_once_more(server: ServerEndpoint) -> None:
     with make_client(server.address) as client:
         ends = Ends(server, client).joined()
