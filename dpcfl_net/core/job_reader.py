@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.files import read_bytes
-from dpcfl_net.core.frozen import FrozenModel, canonical, invalid_fields, once
+from dpcfl_net.core.frozen import FrozenModel, canonical, digest, invalid_fields, once
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import RosterFile
 from dpcfl_net.core.run_folder import RunFolder
@@ -53,7 +53,7 @@ def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
         Refused: As `read_protocol` and `check_signature`.
     """
     protocol = read_protocol(path)
-    check_signature(path, operator_key)
+    check_signature(path, operator_key, digest(protocol))
     return protocol
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -89,16 +90,20 @@ def verify(public_hex: str, data: bytes, signature_hex: str) -> bool:
     return True
 
 
-def check_signature(path: Path, operator_key: str) -> None:
-    """Check the operator's signature on a file, which is in `path`.sig.
+def check_signature(path: Path, operator_key: str, digest: str) -> None:
+    """Check the operator's signature on a file that was read before; the signature is in `path`.sig.
+
+    Args:
+        path: The file.
+        operator_key: Public key of the operator.
+        digest: sha256 of the content that was read, hex. Another file may be there now.
 
     Raises:
-        Refused: "operator-signature" if the signature is missing or not valid.
+        Refused: "operator-signature" if the signature is missing, not valid, or not of this content.
     """
-    signature = signature_path(path)
-    if not signature.exists() or not verify(
-        operator_key, read_bytes(path), read_bytes(signature).decode(errors="replace").strip()
-    ):
+    signature, data = signature_path(path), read_bytes(path)
+    signed = signature.exists() and verify(operator_key, data, read_bytes(signature).decode(errors="replace").strip())
+    if not signed or hashlib.sha256(data).hexdigest() != digest:
         raise Refused("operator-signature", f"{path.name} is not signed by the operator whose key is pinned here")
 
 

@@ -169,7 +169,7 @@ def _read_job(folder: Path, operator_key: str, content: str) -> Job:
     files = RunFolder(folder)
     protocol = read_signed_protocol(files.protocol, operator_key)
     experiment = read_experiment(files.experiment, protocol)
-    check_signature(files.experiment, operator_key)
+    check_signature(files.experiment, operator_key, digest(experiment))
     return checked(Job(protocol, experiment))
 
 

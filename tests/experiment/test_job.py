@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -10,10 +11,11 @@ from conftest import SMALL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpcfl_net.core import job_reader
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.frozen import canonical, digest
 from dpcfl_net.core.job_differences import differences
-from dpcfl_net.core.job_reader import read_protocol
+from dpcfl_net.core.job_reader import read_protocol, read_signed_protocol
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.data import cache
@@ -172,6 +174,24 @@ def test_a_reformatted_protocol_is_refused(made, tmp_path):
     path.write_text(json.dumps(json.loads((folder / "protocol.json").read_text()), indent=1))
     with pytest.raises(Refused, match="canonical"):
         read_protocol(path)
+
+
+def test_a_protocol_that_is_replaced_while_it_is_read_is_refused(made, tmp_path, monkeypatch):
+    """The signature was checked on a second read of the file: whoever may write there had an unsigned job accepted."""
+    _, folder = made
+    shutil.copytree(folder, tmp_path / "job")
+    path = tmp_path / "job" / "protocol.json"
+    signed, check = path.read_bytes(), job_reader.check_signature
+    path.write_bytes(signed.replace(b'"rounds":6', b'"rounds":7'))
+
+    def replaced_before(*arguments):
+        path.write_bytes(signed)
+        check(*arguments)
+
+    monkeypatch.setattr(job_reader, "check_signature", replaced_before)
+    with pytest.raises(Refused, match="operator-signature"):
+        read_signed_protocol(path, operator(folder))
+    assert read_signed_protocol(path, operator(folder)).rounds == 6
 
 
 @pytest.mark.parametrize(
