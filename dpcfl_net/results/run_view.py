@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.files import MOST_BYTES
 from dpcfl_net.core.run_folder import RunFolder, no_run
 from dpcfl_net.data.settings import OWNED
 from dpcfl_net.results.number_format import number
@@ -298,6 +299,8 @@ def _first_round(path: Path, notes: list[str]) -> FirstRound | None:
         return None
     try:
         with np.load(path, allow_pickle=False) as arrays:
+            if sum(member.file_size for member in arrays.zip.infolist()) > MOST_BYTES:
+                raise ValueError("a small file may unpack to more than the memory")
             found = {name: arrays[name] for name in arrays}
         coordinates = found["coordinates"].astype(float).reshape(-1, 2)
         count, clients = int(found["clusters"]), len(coordinates)

@@ -17,6 +17,7 @@ from dpcfl_net.report.lead import privacy_facts, result_line
 from dpcfl_net.report.page import key_figures, write_report
 from dpcfl_net.report.server_view import cluster_sizes, two_views
 from dpcfl_net.report.timeline import BARS, ROWS, timeline
+from dpcfl_net.results import run_view
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.number_format import duration, percent, size, tiny
 from dpcfl_net.results.privacy_statement import statement
@@ -234,6 +235,19 @@ def test_a_shift_or_several_groups_of_named_clients_are_true_clusters(tmp_path: 
     experiment = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
     (folder / "experiment.json").write_text(json.dumps(experiment | {"data": {"partition": "natural"}}), encoding="utf-8")
     assert read_run(folder).true_clusters == true_clusters()
+
+
+def test_a_small_file_that_unpacks_to_more_than_the_limit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a shared folder a run of another user, of 7 MB, took 1.5 GiB of `dpcfl serve`."""
+    monkeypatch.setattr(run_view, "MOST_BYTES", 1 << 20, raising=False)
+    folder = write_run(tmp_path / "run", 3)
+    with np.load(folder / "first_round.npz") as file:
+        arrays = dict(file)
+    assert read_run(folder).first_round is not None
+    np.savez_compressed(folder / "first_round.npz", **arrays, more=np.zeros(1 << 20, np.uint8))
+    view = read_run(folder)
+    assert view.first_round is None
+    assert "first_round.npz is damaged and was left out" in view.notes
 
 
 def test_one_cluster_that_was_chosen_or_had_no_rival_is_described_as_that(tmp_path: Path) -> None:
