@@ -75,6 +75,21 @@ def read_at_most(file: BinaryIO, most: int, where: str) -> bytes:
     return b"".join(parts)
 
 
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends.
+
+    Args:
+        file: File of `opened`.
+
+    Raises:
+        ConfigError: If a line is longer than MOST_BYTES: a file may state any length without taking room on the disk.
+    """
+    while line := file.readline(MOST_BYTES + 1):
+        if len(line) > MOST_BYTES:
+            raise ConfigError(f"cannot read {file.name}: a line is longer than {MOST_BYTES:,} bytes, the limit")
+        yield line
+
+
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading.

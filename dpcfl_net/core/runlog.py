@@ -12,7 +12,7 @@ from typing import Any
 from dpcfl_net.core.atomic import write_all
 from dpcfl_net.core.canonical import finite
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import check_fields, naming, opened
+from dpcfl_net.core.files import check_fields, lines_of, naming, opened
 from dpcfl_net.core.run_folder import CLUSTERS, METRICS, WARNINGS
 
 REQUIRED = {METRICS: ("view", "round"), CLUSTERS: ("view", "round"), WARNINGS: ("time", "text")}
@@ -133,7 +133,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     """Yield the complete lines of a file that are not empty."""
     if path.exists():
         with opened(path) as file:
-            for line in file:
+            for line in lines_of(file):
                 if line.endswith(b"\n") and len(line) > 1:
                     yield line
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import opened, parse_json, read_text
+from dpcfl_net.core.files import lines_of, opened, parse_json, read_text
 from dpcfl_net.core.locks import is_running
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import parse
@@ -44,7 +44,7 @@ class JsonlTail:
                 self.offset = 0
             file.seek(self.offset)
             self.partial = False
-            return [line for raw in file if (line := self._read(raw)) is not None]
+            return [line for raw in lines_of(file) if (line := self._read(raw)) is not None]
 
     def _read(self, raw: bytes) -> JsonLine | None:
         """Parse a line; None if it is damaged, or cut at the end of the file."""

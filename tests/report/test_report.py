@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from run_folder import privacy, run_json, true_clusters, write_lines, write_many, write_round, write_run, write_start
 
+from dpcfl_net.core import files, runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report import cluster_figures, figures
 from dpcfl_net.report.diagnostics import diagnostics
@@ -248,6 +250,17 @@ def test_a_small_file_that_unpacks_to_more_than_the_limit_is_left_out(tmp_path: 
     view = read_run(folder)
     assert view.first_round is None
     assert "first_round.npz is damaged and was left out" in view.notes
+
+
+def test_a_line_longer_than_the_limit_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a terabyte without a newline takes no room on a disk, and was read whole."""
+    monkeypatch.setattr(files, "MOST_BYTES", 1 << 20)
+    folder = write_run(tmp_path / "run", 3)
+    os.truncate(folder / "messages.jsonl", 1 << 40)
+    with pytest.raises(ConfigError, match=r"cannot read .*messages\.jsonl: a line is longer than 1,048,576 bytes, the limit"):
+        read_run(folder)
+    with pytest.raises(ConfigError, match="the limit"):
+        runlog.read(folder / "messages.jsonl")
 
 
 def test_one_cluster_that_was_chosen_or_had_no_rival_is_described_as_that(tmp_path: Path) -> None:
