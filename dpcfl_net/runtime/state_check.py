@@ -29,19 +29,22 @@ def checked(algorithm: Algorithm, state: Any) -> State:
     name = type(algorithm).__name__
     if not isinstance(state, State):
         raise RunFailed(f"{name} returned {type(state).__name__}: must return a State")
-    if problem := misfit(algorithm, state):
+    if problem := _of_models(algorithm, state.models) or misfit(algorithm, state):
         raise RunFailed(f"{name} has {problem}")
     return state
 
 
 def misfit(algorithm: Algorithm, state: State) -> str | None:
-    """Say why models and assignment do not fit the job; None if they do.
+    """Say why the number of models or the assignment does not fit the job; None if both do.
 
     Args:
         algorithm: The algorithm.
-        state: Its state after a round.
+        state: Its state after a round, with finite models of p parameters and no more of them than the job allows.
     """
-    return _of_models(algorithm, state.models) or _of_assignment(algorithm, state)
+    least = _fewest(algorithm)
+    if len(state.models) < least:
+        return f"{len(state.models)} rows in State.models: must be at least {least}, those that clients use"
+    return _of_assignment(algorithm, state)
 
 
 def _of_models(algorithm: Algorithm, models: Any) -> str | None:
@@ -54,8 +57,6 @@ def _of_models(algorithm: Algorithm, models: Any) -> str | None:
             f"{len(models)} rows in State.models: Capabilities.published_models, here {most}, must be at least {len(models)}, "
             "and max_models as well if a task holds all of them"
         )
-    if len(models) < (least := _fewest(algorithm)):
-        return f"{len(models)} rows in State.models: must be at least {least}, those that clients use"
     bad = next((row for row, model in enumerate(models) if not finite(model)), None)
     return None if bad is None else f"a NaN or an infinity in row {bad} of State.models: clients refuse such a model"
 
