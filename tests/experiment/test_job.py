@@ -96,7 +96,7 @@ def test_two_jobs_of_one_seed_permute_their_clients_differently(made):
     document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}
     orders = {tuple(make_job(config.resolve(document), folder / "keys").experiment.slices) for _ in range(4)}
     orders.add(tuple(job.experiment.slices))
-    assert len(orders) == 5  # five equal draws of 8! have chance below 1e-18; any two equal, 2.5e-4
+    assert len(orders) >= 3  # fewer of five draws of 8! have a chance below 3e-13; without freshness there is one
 
 
 def test_a_seeded_job_repeats_but_for_nothing(made):
