@@ -122,9 +122,14 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, sample_sweep: Pa
     own = [block for block in RUNNABLE if block.page == page]
     left_out = [block for block in own if _missing(block)]
     for block in (block for block in own if block not in left_out):
-        for command, shown in outputs(block) if block.language == "console" else [(forms(script(block))[0], "")]:
+        commands = [*outputs(block)] if block.language == "console" else [(forms(script(block))[0], "")]
+        for number, (command, shown) in enumerate(commands, 1):
             text = _in_shell(command, sample_sweep)
             done = _run(["bash", "-c", f"set -eu\n{text}"], folder, environment)
+            # An audit accuses a sound run once in 1,000; another run then has to stand.
+            if command.startswith("dpcfl audit") and done.returncode == 3:
+                for again, _ in commands[:number]:
+                    done = _run(["bash", "-c", f"set -eu\n{_in_shell(again, sample_sweep)}"], folder, environment)
             expected = int(block.marks["fails"].split()[-1]) if "fails" in block.marks else 0
             assert done.returncode == expected, f"{block.place}: {text}\n{done.stdout}\n{done.stderr}"
             missing = _unlike(shown, done.stdout + done.stderr)
