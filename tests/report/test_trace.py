@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cli_cases import call
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folder import START, write_lines, write_run, write_start
 from trace_events import check_trace
@@ -108,7 +108,7 @@ def test_spans_that_overlap_go_to_further_lanes(tmp_path: Path) -> None:
 TIMES = st.integers(0, 30)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is not a failure
+@settings(max_examples=50)
 @given(st.lists(st.tuples(TIMES, TIMES).map(sorted), max_size=25))
 def test_slices_of_a_lane_nest_or_do_not_overlap_and_none_is_lost(periods: list[list[int]]) -> None:
     slices = [Slice("x", str(number), start, end, 1) for number, (start, end) in enumerate(periods)]
