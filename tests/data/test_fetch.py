@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import socket
 import tarfile
 import threading
 import zipfile
@@ -14,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from closed_port import closed_port
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data import datasets, download
@@ -143,13 +143,16 @@ def test_a_server_that_sends_without_an_end_does_not_fill_the_disk(shop, monkeyp
 
 
 def test_without_a_network_or_a_file_the_message_says_what_to_do(shop, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        closed = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    for mirror, words in ((closed, "refused"), (shop.address, "404"), ("ftp://x", "must begin with http")):
-        with pytest.raises(ConfigError, match="could not download fashion-mnist") as caught:
-            fetch("fashion-mnist", tmp_path / "data", mirror)
-        for word in (words, "copy the files there", "DPCFL_DATA", "--mirror"):
-            assert word in str(caught.value)
+    with closed_port() as port:
+        for mirror, words in (
+            (f"http://127.0.0.1:{port}", "refused"),
+            (shop.address, "404"),
+            ("ftp://x", "must begin with http"),
+        ):
+            with pytest.raises(ConfigError, match="could not download fashion-mnist") as caught:
+                fetch("fashion-mnist", tmp_path / "data", mirror)
+            for word in (words, "copy the files there", "DPCFL_DATA", "--mirror"):
+                assert word in str(caught.value)
 
 
 def test_a_mirror_must_have_the_official_files(shop, tmp_path):

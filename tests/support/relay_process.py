@@ -128,12 +128,6 @@ class Server:
             thread.join(10)
 
 
-def free_address() -> str:
-    """An address where nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        return f"tcp://127.0.0.1:{made.getsockname()[1]}"
-
-
 def echo(end: socket.socket) -> None:
     while data := end.recv(1 << 16):
         end.sendall(data)

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closed_port import closed_port
 from conftest import ROOT
-from relay_process import RelayProcess, Server, drain, echo, exactly, free_address
+from relay_process import RelayProcess, Server, drain, echo, exactly
 from wire_ends import (
     UPDATE,
     Ends,
@@ -35,6 +36,7 @@ from dpcfl_net.transport.links.relay import MOST_CONNECTIONS
 from dpcfl_net.transport.links.schedule import Schedule, Step
 
 MOST_ATTEMPTS = 15  # on a busy machine
+RATES = [mbps for mbps in (1, 10, 100) for _ in range(7)]  # of 21 clients
 
 
 def rate(mbps: float, **more: Any) -> Link:
@@ -72,19 +74,18 @@ class Meter:
 def errors_of_21_clients(folder: Path, seconds: float, up: bool) -> tuple[list[float], float]:
     """Relative error of a transfer of each client, seven at 1, 10 and 100 Mbit/s, all at once; seconds that the relay waited to run."""
     meter, latency_s = Meter(), 0.02
-    rates = [mbps for mbps in (1, 10, 100) for _ in range(7)]
-    links = [rate(mbps, latency_s=latency_s) for mbps in rates]
+    links = [rate(mbps, latency_s=latency_s) for mbps in RATES]
     with (
         Server(meter.serve) as server,
         ThreadPoolExecutor(21) as pool,
         RelayProcess(folder, server.address, links) as relay,
     ):
         before_s, waited_before_s = relay.cpu_s(), relay.waited_s()
-        sizes = [int(mbps * 125_000 * seconds) for mbps in rates]
+        sizes = [int(mbps * 125_000 * seconds) for mbps in RATES]
         took = list(pool.map(lambda i: meter.seconds(relay, i, sizes[i], up), range(21)))
         spent_s, waited_s = relay.cpu_s() - before_s, relay.waited_s() - waited_before_s
     found = []
-    for mbps, size, took_s in zip(rates, sizes, took, strict=True):
+    for mbps, size, took_s in zip(RATES, sizes, took, strict=True):
         found.append((mbps, took_s / Schedule(rate(mbps, latency_s=latency_s)).transfer_time(size, "up") - 1))
     for mbps in (1, 10, 100):
         errors = [error for other, error in found if other == mbps]
@@ -96,21 +97,19 @@ def errors_of_21_clients(folder: Path, seconds: float, up: bool) -> tuple[list[f
 
 
 def assert_rates(folder: Path, seconds: float, up: bool, tolerance: float) -> None:
-    """No client is ever faster than its link; none is slower in each of three attempts.
+    """No client is ever faster than its link, and none is slower in each attempt.
 
-    Attempts in which other processes kept the relay waiting for a third of the tolerance are not among the three.
+    A client of 100 Mbit/s needs the processor all the time, and may be slower by the time that others kept the relay waiting.
     """
-    slowest, counted = [float("inf")] * 21, 0
+    slowest = [float("inf")] * 21
     for attempt in range(MOST_ATTEMPTS):
         (folder / str(attempt)).mkdir()
         errors, waited_s = errors_of_21_clients(folder / str(attempt), seconds, up)
         assert min(errors) > -0.01
-        slowest = [min(pair) for pair in zip(slowest, errors, strict=True)]
+        excused = [waited_s / seconds if mbps == 100 else 0.0 for mbps in RATES]
+        slowest = [min(before, error - busy) for before, error, busy in zip(slowest, errors, excused, strict=True)]
         if max(slowest) < tolerance:
             return
-        counted += waited_s < seconds * tolerance / 3
-        if counted == 3:
-            break
     raise AssertionError(f"errors of the fastest attempt of each client: {slowest}")
 
 
@@ -136,7 +135,7 @@ def test_connections_of_one_client_share_its_link(tmp_path: Path) -> None:
         for end in ends:
             threading.Thread(target=end.sendall, args=(bytes(500_000),)).start()
         assert [exactly(end, 1) for end in ends] == [b"x"] * 3
-        assert 1.19 < time.monotonic() - started < 2.0  # 1.2 s for 1.5 MB
+        assert 1.19 < time.monotonic() - started < 3.0  # 1.2 s for 1.5 MB; 3.6 s if each had a ninth of the link
         for end in ends:
             end.close()
 
@@ -306,11 +305,10 @@ def test_the_sender_sees_a_slow_link(tmp_path: Path) -> None:
 
 
 def test_a_client_is_disconnected_until_the_server_is_there(tmp_path: Path) -> None:
-    upstream = free_address()
-    with RelayProcess(tmp_path, upstream, [Link(latency_s=0.01)]) as relay:
+    with closed_port() as port, RelayProcess(tmp_path, f"tcp://127.0.0.1:{port}", [Link(latency_s=0.01)]) as relay:
         with relay.connect() as end, pytest.raises(ConnectionResetError):
             end.recv(1)
-        with Server(echo, port=int(upstream.rpartition(":")[2])), relay.connect() as end:
+        with Server(echo, port=port), relay.connect() as end:
             end.sendall(b"ping")
             assert exactly(end, 4) == b"ping"
         (last,) = relay.stop()

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from closed_port import closed_port
 from conftest import ROOT
 from wire_ends import (
     JOB,
@@ -108,7 +109,7 @@ def test_a_client_says_that_a_task_arrives_only_if_it_takes_time() -> None:
         address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
         with make_client(address, security="none", heartbeat_s=60.0, ack_delay_s=1.0) as client:
 
-            def until(done: Callable[[], object], limit_s: float = 10.0) -> None:
+            def until(done: Callable[[], object], limit_s: float = 60.0) -> None:
                 deadline = time.monotonic() + limit_s
                 while not done() and time.monotonic() < deadline:
                     client.poll(0.01)
@@ -263,8 +264,8 @@ def test_a_peer_that_floods_and_leaves_does_not_end_the_process(kind: str) -> No
 
     done = ended("none")
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
-    if zmq.zmq_version_info() <= (4, 3, 5):
-        assert ended("64").returncode == -signal.SIGABRT
+    if zmq.zmq_version_info() <= (4, 3, 5):  # unless the machine is so busy that the peer leaves before its bytes are read
+        assert any(ended("64").returncode == -signal.SIGABRT for _ in range(5))
 
 
 @pytest.mark.parametrize("security", ["curve", "none"])
@@ -280,14 +281,14 @@ def test_frames_that_were_read_give_no_room_for_unread_ones(security: str) -> No
             peer.connect(listener.address)
             for _ in range(6):
                 peer.send_multipart([b""] * 5000)
-                deadline = time.monotonic() + 10
+                deadline = time.monotonic() + 60
                 while listener.receive() is None:
                     assert time.monotonic() < deadline
                     time.sleep(0.001)
             assert not listener.news()
             for _ in range(4):
                 peer.send(bytes(1 << 17))
-            deadline = time.monotonic() + 3
+            deadline = time.monotonic() + 60
             while not (found := listener.news()) and time.monotonic() < deadline:
                 time.sleep(0.02)
     finally:
@@ -319,7 +320,7 @@ def test_an_endless_message_of_a_coordinator_is_cut(security: str, monkeypatch: 
             with make_client(
                 address, security=security, on_failure=lambda line: found.append((line["code"], line["reason"]))
             ) as client:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while not router.poll(0):  # its HELLO
                     client.poll(0.01)
                     assert time.monotonic() < deadline
@@ -655,17 +656,18 @@ def test_registered_descriptor_wakes_poll(server: ServerEndpoint) -> None:
             timer = threading.Timer(0.1, outer.send, [b"ready"])
             timer.start()
             start = time.monotonic()
-            while not heard and time.monotonic() - start < 5:
-                client.poll(5)
+            client.poll(60)
             timer.join()
             assert heard == [b"ready"]
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 30
 
 
 def test_client_without_a_coordinator_leaves_by_itself() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with make_client(f"tcp://127.0.0.1:{port}", orphan_timeout_s=0.3) as client, pytest.raises(RunFailed, match=r"for 0\.3 s"):
+    with (
+        closed_port() as port,
+        make_client(f"tcp://127.0.0.1:{port}", orphan_timeout_s=0.3) as client,
+        pytest.raises(RunFailed, match=r"for 0\.3 s"),
+    ):
         client.poll(10)
 
 
@@ -836,7 +838,7 @@ def outbox(address: str, sender: str | int, keys: tuple[str, str], **changes: An
 
 def collect(inbox: ObserverInbox, count: int, failures: int = 0) -> list[Any]:
     found: list[Any] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(found) < count or inbox.failures.total() < failures:
         assert time.monotonic() < deadline, (found, inbox.failures)
         found += inbox.poll(0.05)
@@ -968,9 +970,7 @@ def test_an_observer_out_of_reach_is_waited_for_once() -> None:
     with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
         assert main.is_reachable(wait=True)
         assert main.is_reachable()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.3) as main:
+    with closed_port() as port, outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.3) as main:
         start = time.monotonic()
         assert not main.is_reachable()
         assert not main.is_reachable(wait=True)
@@ -981,15 +981,14 @@ def test_an_observer_out_of_reach_is_waited_for_once() -> None:
 
 
 def test_missing_observer_stops_nobody() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.1) as main:
+    with closed_port() as port, outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.5) as main:
         start = time.monotonic()
         for index in range(50):
             main.models(index, [0], np.zeros((1, P), "f4"))
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20  # not 0.5 s each
         assert main.dropped == 50
-    with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=3600, ended=lambda: True) as main:
+    forever = {"patience_s": 3600, "ended": lambda: True}
+    with closed_port() as port, outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, **forever) as main:
         main.end(1)
         assert main.dropped == 1
     assert not hasattr(main, "poll")
@@ -997,11 +996,10 @@ def test_missing_observer_stops_nobody() -> None:
 
 def test_an_observer_that_starts_again_is_waited_for_over_a_pause_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-Z and fg it was taken for lost, and a round was not measured."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
     running, paused, started = time.monotonic, [0.0], list[ObserverInbox]()
     monkeypatch.setattr(time, "monotonic", lambda: running() + paused[0])
     with contextlib.ExitStack() as stack:
+        address = f"tcp://127.0.0.1:{stack.enter_context(closed_port())}"
 
         def pause() -> bool:
             if not started:
