@@ -26,7 +26,7 @@ from dpcfl_net.training.compute_semaphore import ComputeSemaphore, cpu_folder, h
 
 def work(folder, holders, most, hold_s, start):
     slots = ComputeSemaphore(folder, 2)
-    start.wait(30)
+    start.wait(60)
     for _ in range(5):
         with slots.hold():
             with holders.get_lock():
@@ -45,7 +45,7 @@ def test_no_more_hold_a_slot_than_there_are(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(60)
     assert [worker.exitcode for worker in workers] == [0] * 6
     assert most.value == 2  # both slots were used, and never a third
 
@@ -63,7 +63,7 @@ def test_a_killed_holder_gives_its_slot_back(tmp_path):
     os.waitpid(child, 0)
     started = time.monotonic()
     with ComputeSemaphore(tmp_path, 1).hold():
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30  # and not the minute that it would have had it
 
 
 def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp_path):
@@ -81,19 +81,19 @@ def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp
     with ComputeSemaphore(tmp_path, 1).hold():
         waiter = context.Process(target=waiting)
         waiter.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         time.sleep(0.2)
         os.kill(waiter.pid, signal.SIGSTOP)
     started = time.monotonic()
     for _ in range(3):
         with ComputeSemaphore(tmp_path, 1).hold():
             pass
-    assert time.monotonic() - started < 3 + 1
+    assert time.monotonic() - started < 30  # the waiter is stopped until now
     os.kill(waiter.pid, signal.SIGCONT)
-    assert go.wait(10)
+    assert go.wait(60)
     os.kill(waiter.pid, signal.SIGSTOP)  # now it holds one of two
     with ComputeSemaphore(tmp_path, 2).hold():
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
     waiter.kill()
     waiter.join()
 
@@ -113,9 +113,9 @@ def test_giving_back_wakes_who_waits_without_delay(tmp_path):
             waiter.start()
             time.sleep(0.15)
         given = time.monotonic()
-        waiter.join(10)
+        waiter.join(60)
         delays.append(float(np.frombuffer(os.read(reader, 8), np.float64)[0]) - given)
-    assert min(delays) < 0.1, delays  # it was woken, and did not look for itself a second later
+    assert min(delays) < 0.5, delays  # it was woken, and did not look for itself a second after it began to wait
 
 
 def test_slots_belong_to_the_host_and_the_user_across_runs(tmp_path, monkeypatch):

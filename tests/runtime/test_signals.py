@@ -117,11 +117,11 @@ def test_a_signal_to_the_whole_group(undisturbed, tmp_path, monkeypatch, moment,
         sent = time.monotonic()
         os.killpg(run.pid, number)
         time.sleep(0.15)
-    output, errors = run.communicate(timeout=40)
+    output, errors = run.communicate(timeout=120)
     took = time.monotonic() - sent
     assert "Traceback" not in output + errors, output + errors
     for folder in (tmp_path / "runs").iterdir():
-        assert_nothing_left(folder, 5)
+        assert_nothing_left(folder)
     for log in (tmp_path / "runs").glob("*/logs/*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()
     if moment == "starting":
@@ -150,6 +150,16 @@ def test_a_signal_to_the_whole_group(undisturbed, tmp_path, monkeypatch, moment,
     assert last_models(folder) == undisturbed
 
 
+def is_stopped(run: subprocess.Popen, limit_s: float = 60) -> bool:
+    """Wait until a run is stopped, and a second more; False if it has ended."""
+    process, deadline = psutil.Process(run.pid), time.monotonic() + limit_s
+    while (status := process.status()) not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+        assert time.monotonic() < deadline, status
+        time.sleep(0.02)
+    time.sleep(1)
+    return status == psutil.STATUS_STOPPED
+
+
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", [pytest.param(m, marks=() if m == "mid-round" else pytest.mark.slow) for m in MOMENTS])
 def test_ctrl_z_stops_a_run_and_fg_resumes_it(undisturbed, tmp_path, moment, times):
@@ -158,8 +168,7 @@ def test_ctrl_z_stops_a_run_and_fg_resumes_it(undisturbed, tmp_path, moment, tim
     stopped = 0
     for _ in range(times):
         os.killpg(run.pid, signal.SIGTSTP)
-        time.sleep(1.5)
-        stopped += psutil.Process(run.pid).status() == psutil.STATUS_STOPPED
+        stopped += is_stopped(run)
         os.killpg(run.pid, signal.SIGCONT)
         time.sleep(0.3)
     output, errors = run.communicate(timeout=60)
@@ -298,7 +307,7 @@ def test_without_restarts_the_death_of_the_coordinator_is_told_at_once_and_the_r
 
 
 def test_a_run_whose_launcher_was_killed_is_shown_as_interrupted(tmp_path):
-    run = started(tmp_path)
+    run = started(tmp_path, rounds=400)
     wait_for("mid-round", tmp_path / "runs", run)
     (folder,) = (tmp_path / "runs").iterdir()
     os.kill(run.pid, signal.SIGKILL)

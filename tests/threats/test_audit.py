@@ -123,7 +123,7 @@ def record(folder, config, breaking: Callable[[], None] | None = None):
             processes.append(forked.Process(target=work, args=(client,)))
             processes[-1].start()
         for process in processes:
-            process.join(60)
+            process.join(200)
         assert [process.exitcode for process in processes] == [0] * len(processes)
     finally:
         for process in processes:
