@@ -101,7 +101,13 @@ def test_a_process_that_is_not_seen_is_waited_for(tmp_path, caplog, monkeypatch,
     monkeypatch.setattr(shared_result, "SAY_S", 0.2)
     (tmp_path / "lock").write_text(note)
     handle, kept = try_lock(tmp_path / "lock"), []
-    threading.Timer(0.6, lambda: kept.append("theirs")).start()
+
+    def answer_once_it_is_waited_for():
+        while not caplog.messages:
+            time.sleep(0.01)
+        kept.append("theirs")
+
+    threading.Thread(target=answer_once_it_is_waited_for, daemon=True).start()
     with caplog.at_level(logging.WARNING):
         assert shared(tmp_path / "lock", lambda: kept[0] if kept else None, lambda: "own") == "theirs"
     assert caplog.messages[0].startswith("waiting for a process of another host or container")

@@ -221,7 +221,7 @@ def test_a_run_starts_while_it_is_watched(tmp_path: Path) -> None:
     started = time.monotonic()
     with run_lock(tmp_path), pytest.raises(ConfigError, match="being run by another process"), run_lock(tmp_path):
         pass
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert is_held(tmp_path) is False
     os.remove(tmp_path / ".lock")
     assert is_held(tmp_path) is None
