@@ -159,7 +159,7 @@ HERE = (
 )  # fmt: skip
 
 
-def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
+def dpcfl(*arguments: object, timeout: float = 400, **more) -> subprocess.CompletedProcess:
     """Run the command line, in this process if it can: a new one takes a second to start, and a run in it two more.
 
     Runs in this process share one parent of their coordinators, observers and workers, as the runs of a script do.
