@@ -118,20 +118,6 @@ class Context(Protocol):
     def earlier(self) -> Earlier:
         """Return the earlier result of the figure that the user gave; without one it is empty."""
 
-    def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
-        """Run a configuration for every combination of the axes; stored runs are reused.
-
-        Args:
-            config: Configuration file.
-            axes: Dotted key to its values.
-
-        Returns:
-            One result per combination, in the order of the axes.
-
-        Raises:
-            RunFailed: If a combination has no result; the message names it.
-        """
-
     def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
         """Run as many combinations of several configurations as there is time for, the first ones first.
 

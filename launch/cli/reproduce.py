@@ -72,13 +72,6 @@ class RunContext:
         """See `reproduce.base.Context`."""
         return self.earlier_result
 
-    def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
-        """See `reproduce.base.Context`."""
-        (found,) = self.finished([(config, axes)])
-        if len(found) < math.prod(map(len, axes.values())):
-            raise OutOfTime
-        return found
-
     def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
         """See `reproduce.base.Context`."""
         from dpcfl_net.launch import sweeps

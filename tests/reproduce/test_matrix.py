@@ -16,9 +16,10 @@ from dpcfl_net.launch.cli import reproduce, reproduce_all
 from dpcfl_net.launch.new_run import write_config
 from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.reproduce import matrix
-from dpcfl_net.reproduce.base import OutOfTime, Reproduction, ReproductionResult, registry
+from dpcfl_net.reproduce.base import Reproduction, ReproductionResult, registry
 from dpcfl_net.reproduce.claims import Claim, Comparison, Exact
 from dpcfl_net.reproduce.inventory import papers
+from dpcfl_net.reproduce.planned import measure
 
 MEASURED = ROOT / "docs" / "measured"
 START, END = "<!-- matrix -->", "<!-- end of matrix -->"
@@ -82,6 +83,9 @@ def test_formulas_need_no_other_scale():
     assert matrix.row(item, {})[5] == "not run"
 
 
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+
 class Quick(Reproduction):
     """One exact claim and one over seeds."""
 
@@ -98,10 +102,10 @@ class Quick(Reproduction):
 class Slow(Quick):
     """Needs a run."""
 
-    name, title, complete_runs = "slow/fig1", "Slow", True
+    name, title, complete_runs, run_columns = "slow/fig1", "Slow", True, ("seed",)
 
     def compute(self, context):
-        context.results(ROOT / "configs" / "quickstart.yaml", {"seed": [0]})
+        measure(self, context, [0], lambda seed: ((seed,), (QUICKSTART, {"seed": [seed]})), lambda *_: [], whole=True)
         raise AssertionError("a run started after the time budget")
 
 
@@ -152,8 +156,7 @@ def test_a_failed_figure_is_kept_as_failed_and_does_not_end_the_others(two, tmp_
 
 def test_a_context_with_a_spent_budget_starts_no_run(tmp_path):
     context = reproduce.RunContext("laptop", tmp_path, tmp_path / "store", until=0.0)
-    with pytest.raises(OutOfTime):
-        context.results(ROOT / "configs" / "quickstart.yaml", {"seed": [0]})
+    assert context.finished([(QUICKSTART, {"seed": [0]})]) == [[]]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2h", 7200), ("1.5m", 90)])

@@ -132,10 +132,10 @@ def test_a_context_hands_out_finished_runs_and_names_those_that_failed(tmp_path,
     context = reproduce.RunContext("laptop", tmp_path, tmp_path / "store")
     axes = {"seed": [0, 1], "privacy.epsilon": [3, 5.5], "local.lr": [1e-5]}
     config = ROOT / "configs" / "quickstart.yaml"
-    assert context.results(config, axes) == ["0", "1", "2", "3"]
+    assert context.finished([(config, axes)]) == [["0", "1", "2", "3"]]
     assert asked == [(0, 3, 1e-5), (0, 5.5, 1e-5), (1, 3, 1e-5), (1, 5.5, 1e-5)]
     with pytest.raises(RunFailed, match="burnt"):
-        context.results(config, axes)
+        context.finished([(config, axes)])
 
 
 def test_the_slope_of_a_power_law():
