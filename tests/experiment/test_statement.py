@@ -24,7 +24,7 @@ def said(folder, algorithm, privacy, clients=(8,)):
     """The statement of a job with noise from the operating system."""
     data = {"dataset": "digits", "clients": list(clients), "train_per_client": 50, "test_per_client": 20}
     document = {
-        **SMALL, "rounds": 8, "data": data, "privacy": privacy, "algorithm": algorithm, "model": {"name": "linear"},
+        **SMALL, "rounds": 8, "data": data, "privacy": privacy, "algorithm": algorithm, "model": {"name": "digits-cnn"},
         "local": {"batch_size": 20, "lr": 0.2, "clip": 1.0},
     }  # fmt: skip
     make_keys(folder, sum(clients))

@@ -33,7 +33,7 @@ from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
 from dpcfl_net.privacy.ledger.record_book import ADAPTIVE_SHARE, BOOK, RecordBook, repeated
 from dpcfl_net.runtime import client_hosts
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.specs import Terms
+from dpcfl_net.runtime.specs import WorkerTerms
 from dpcfl_net.transport.keys import make_keys
 
 GAUSSIAN = SampledGaussian(4.0, 1.0, 1)
@@ -410,12 +410,12 @@ def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
     document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}
     job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
     assert code_of(lambda: make_host(job, 0, tmp_path / "ledgers")) == "book"
-    make_host(job, 0, tmp_path / "ledgers", terms=Terms(book=tmp_path / "book")).close()
+    make_host(job, 0, tmp_path / "ledgers", terms=WorkerTerms(book=tmp_path / "book")).close()
     (own,) = RecordBook(tmp_path / "book").claims()
     spent, runs = RecordBook(tmp_path / "book").spent(own.job, 0, 1e-4, composer(cache.folder() / "claims"))
     assert (runs, round(spent, 2)) == (1, 1.0)
     assert not math.isnan(spent)
-    assert Terms().policy == Policy()
+    assert WorkerTerms().policy == Policy()
 
 
 @pytest.fixture
@@ -429,7 +429,7 @@ def composed_job(tmp_path):
 def answer(job, tmp_path, ledgers):
     """The answer of client 0 to the first task of its job, with ledgers in this folder."""
     task = Task(1, "train", {"model": np.zeros(job.protocol.model.parameters, np.float32)})
-    with closing(make_host(job, 0, tmp_path / ledgers, terms=Terms(book=tmp_path / "book", budget=(1.0, 1e-4)))) as host:
+    with closing(make_host(job, 0, tmp_path / ledgers, terms=WorkerTerms(book=tmp_path / "book", budget=(1.0, 1e-4)))) as host:
         return host.answer(task)
 
 
@@ -496,7 +496,7 @@ def test_a_worker_with_a_book_refuses_a_job_that_would_not_be_entered(tmp_path, 
     job = make_job(
         config.resolve({**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}), tmp_path / "keys"
     )
-    own = Terms(**{name: tmp_path / value if name == "book" else value for name, value in terms.items()})
+    own = WorkerTerms(**{name: tmp_path / value if name == "book" else value for name, value in terms.items()})
     assert code_of(lambda: make_host(job, 0, tmp_path / "ledgers", terms=own)) == "book"
     assert not (tmp_path / "ledgers").exists()
 
@@ -515,5 +515,5 @@ def test_a_worker_enters_no_job_that_cannot_be_composed(tmp_path, change, why):
     job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
     algorithm = algorithm_of(job.protocol.model_copy(update=change))
     with pytest.raises(Refused, match=why) as error:
-        client_hosts.enrol(algorithm, 0, lambda part: pytest.fail("data was read"), Terms(book=tmp_path / "book"), False)
+        client_hosts.enrol(algorithm, 0, lambda part: pytest.fail("data was read"), WorkerTerms(book=tmp_path / "book"), False)
     assert error.value.code == "book"

@@ -241,7 +241,8 @@ class SlowDisk(Checkpoints):
 
 
 def a_job(rounds, clients=1, parameters=2):
-    return SimpleNamespace(rounds=rounds, clients=range(clients), model=SimpleNamespace(parameters=parameters))
+    privacy = SimpleNamespace(trust="untrusted-server")
+    return SimpleNamespace(rounds=rounds, clients=range(clients), model=SimpleNamespace(parameters=parameters), privacy=privacy)
 
 
 def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_path):

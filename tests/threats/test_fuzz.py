@@ -181,8 +181,8 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "signatures of keys and lists, client": ("sums", client_checks, "verify", _yes),
     "signatures of keys, server": ("sums", server_stages, "verify", _yes),
     "the list of survivors": ("sums", client_checks, "_check_survivors", _nothing),
-    "the form of rows": ("sums", client_checks, "rows", lambda array, *_: array),
-    "the form of lists": ("sums", client_checks, "flags", _nothing),
+    "the form of rows": ("sums", client_checks, "checked_rows", lambda array, *_: array),
+    "the form of lists": ("sums", client_checks, "check_flags", _nothing),
     "signatures of a list": ("sums", client_checks, "check_unmask", _nothing),
 }  # fmt: skip
 MOST = {
