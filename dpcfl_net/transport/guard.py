@@ -23,8 +23,9 @@ _TCP_INFO = getattr(socket, "TCP_INFO", -1)  # -1: no such option, an OSError
 _COUNTED = struct.Struct("<128xQ")  # start of Linux's struct tcp_info, with tcpi_bytes_received
 _BEFORE_PROOF = 266  # bytes that a peer sends before it proves its key: greeting and HELLO of CURVE
 SPARE = 128  # connections without a message, besides one for each peer
-# Connections with a message under one key: an honest peer has one, and after a cut cable a few that are not over yet.
-MOST_OF_KEY = 8
+MOST_OF_KEY = (
+    8  # connections with a message under one key; an honest peer has one, and after a cut cable a few that are not over yet
+)
 _FAILED = {
     int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "the connection ended during the handshake",
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "the handshake broke the protocol: another mechanism or a wrong server key",
