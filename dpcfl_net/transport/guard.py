@@ -136,9 +136,7 @@ class ConnectionGuard:
             connection.key = key
             own = self._of_key.setdefault(key, set())
             own.add(connection)
-            if self._connections.get(fd) is not connection:  # the guard's thread forgot it meanwhile, before it had a key
-                own.discard(connection)
-            elif len(own) > MOST_OF_KEY:
+            if len(own) > MOST_OF_KEY:
                 self._log("connections", f"cut one of more than {MOST_OF_KEY} connections under one key")
                 connection.shut_down()
         self._silent.pop(fd, None)
