@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import psutil
 import pytest
@@ -52,9 +53,9 @@ from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
 from dpcfl_net.transport.guard import SPARE
-from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, Header, WireError, decode, encode
+from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, VERSION, WINDOW, Header, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
-from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
+from dpcfl_net.transport.observer_notes import End, Models, Personal, Span, decode_note
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.server import FAILURES
 from dpcfl_net.transport.sockets import Listener
