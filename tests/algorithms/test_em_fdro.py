@@ -370,7 +370,7 @@ def test_raw_modes_send_losses_and_updates_as_they_are(mode, clipped, tmp_path):
 
 
 def test_a_client_on_whose_records_the_model_diverges_has_the_largest_loss(tmp_path):
-    """What is not finite is sent as zeros: the worst client would be drawn least of all."""
+    """Values that are not finite are sent as zeros, which would make the worst client the least likely one."""
     job = job_for(tmp_path, {"mode": "paper"})
     host = make_host(job, 0, tmp_path / "ledgers")
     answer = host.answer(Task(1, "evaluate", {"model": np.full(job.protocol.model.parameters, 1e38, "<f4")}))

@@ -177,7 +177,7 @@ def test_a_reformatted_protocol_is_refused(made, tmp_path):
 
 
 def test_a_protocol_that_is_replaced_while_it_is_read_is_refused(made, tmp_path, monkeypatch):
-    """The signature was checked on a second read of the file: whoever may write there had an unsigned job accepted."""
+    """The signature was checked on a second read of the file, so that another job could take its place in between."""
     _, folder = made
     shutil.copytree(folder, tmp_path / "job")
     path = tmp_path / "job" / "protocol.json"

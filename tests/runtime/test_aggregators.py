@@ -385,7 +385,7 @@ def test_processes_that_are_started_manually(tmp_path):
 
 
 def test_a_task_cannot_stay_open_with_aggregators(finished):
-    """An algorithm of one's own that asked for it ended with an error without words."""
+    """A user's algorithm that asked for it ended with an error that had no message."""
     algorithm = job_of(finished).algorithm
     fed = TreeFederation(algorithm, None, CallLimits(quorum=0.0), NO_LAUNCHER, print)
     for ask in (lambda: fed.submit(Participation(0, 1, "train", {})), fed.next_outcome):

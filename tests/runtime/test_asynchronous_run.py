@@ -50,7 +50,7 @@ def process(run: subprocess.Popen, title: str) -> psutil.Process:
 
 
 def started(out: Path, settings: dict[str, Any]) -> tuple[subprocess.Popen, Path]:
-    """Start a run in a process group of its own; returns its process and its folder, which has checkpoints."""
+    """Start a run in its own process group and wait for a checkpoint; returns the process and the run folder."""
     run = subprocess.Popen(
         [*DPCFL, "run", str(write_config(out / "c", **settings)), "--out", str(out / "runs")],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
