@@ -82,7 +82,7 @@ class FakeSocket:
 class FakeGuard:
     """Guard without connections."""
 
-    def delivered(self, fd: int, size: int) -> None:
+    def delivered(self, fd: int, size: int, key: str) -> None:
         """Do nothing."""
 
     def cut(self, fd: int) -> None:

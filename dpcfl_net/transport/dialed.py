@@ -77,8 +77,8 @@ class DialedConnection:
         if self._failures >= HANDSHAKES:
             raise Refused("handshake", "no coordinator with the expected key answers at this address")
 
-    def delivered(self, fd: int, size: int) -> None:
-        """See `ConnectionGuard.delivered`."""
+    def delivered(self, fd: int, size: int, key: str) -> None:
+        """See `ConnectionGuard.delivered`; the key is that of the server."""
         if self._connection is not None and fd == self._fd:
             self._connection.delivered += size
 

@@ -23,6 +23,8 @@ _TCP_INFO = getattr(socket, "TCP_INFO", -1)  # -1: no such option, an OSError
 _COUNTED = struct.Struct("<128xQ")  # start of Linux's struct tcp_info, with tcpi_bytes_received
 _BEFORE_PROOF = 266  # bytes that a peer sends before it proves its key: greeting and HELLO of CURVE
 SPARE = 128  # connections without a message, besides one for each peer
+# Connections with a message under one key: an honest peer has one, and after a cut cable a few that are not over yet.
+MOST_OF_KEY = 8
 _FAILED = {
     int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "the connection ended during the handshake",
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "the handshake broke the protocol: another mechanism or a wrong server key",
@@ -48,6 +50,7 @@ class Connection:
 
     Attributes:
         delivered: Bytes that the socket's owner has read, as `bytes_on_the_wire`.
+        key: Authenticated key of its messages, z85; empty before the first one, and without CURVE.
 
     Raises:
         OSError: If the connection has ended already.
@@ -56,7 +59,7 @@ class Connection:
     def __init__(self, fd: int) -> None:
         self._borrowed = socket.socket(fileno=fd)
         self._began = time.monotonic()
-        self.delivered = 0
+        self.delivered, self.key = 0, ""
 
     def unread(self, received: int) -> float:
         """Bytes of those received that the owner has not read and that are no heartbeats."""
@@ -98,7 +101,8 @@ class ConnectionGuard:
 
     Connections of strangers stay open until the handshake's time limit: many of them would take all descriptors of the process, which
     then cannot open its own files. So at most `most_silent` may be open that have sent no message; of more, one that has proved no
-    key is cut, the oldest first.
+    key is cut, the oldest first. Of those with messages at most MOST_OF_KEY may be open under one key; a later one is cut. A
+    connection whose message the owner reads before the guard has heard of the connection counts as silent until its next message.
 
     Args:
         watched: The bound socket.
@@ -111,21 +115,33 @@ class ConnectionGuard:
         self._monitor = watched.get_monitor_socket()
         self._connections: dict[int, Connection] = {}
         self._silent: dict[int, Connection] = {}  # in the order of their begin
+        self._of_key: dict[str, set[Connection]] = {}  # those that have sent a message; as many keys as the socket allows
         self._failures: list[tuple[str, str]] = []
         self._thread = threading.Thread(target=self._run, name="connection-guard", daemon=True)
         self._thread.start()
 
-    def delivered(self, fd: int, size: int) -> None:
+    def delivered(self, fd: int, size: int, key: str) -> None:
         """Record that the owner has read a message from a connection.
 
         Args:
             fd: Descriptor of the connection.
             size: Bytes of all its frames, as `bytes_on_the_wire`. Counted too high, they would let the peer send more and more.
+            key: Authenticated key of the connection, z85; empty without CURVE.
         """
         connection = self._connections.get(fd)
-        if connection is not None:
-            connection.delivered += size
-            self._silent.pop(fd, None)
+        if connection is None:
+            return
+        connection.delivered += size
+        if key and not connection.key:
+            connection.key = key
+            own = self._of_key.setdefault(key, set())
+            own.add(connection)
+            if self._connections.get(fd) is not connection:  # the guard's thread forgot it meanwhile, before it had a key
+                own.discard(connection)
+            elif len(own) > MOST_OF_KEY:
+                self._log("connections", f"cut one of more than {MOST_OF_KEY} connections under one key")
+                connection.shut_down()
+        self._silent.pop(fd, None)
 
     def cut(self, fd: int) -> None:
         """Shut a connection down; the peer may connect again."""
@@ -192,6 +208,7 @@ class ConnectionGuard:
         self._silent.pop(fd, None)
         connection = self._connections.pop(fd, None)
         if connection is not None:
+            self._of_key.get(connection.key, set()).discard(connection)
             connection.forget()
 
     def _check(self) -> None:

@@ -329,7 +329,7 @@ def receive(
         made: The socket.
         routed: True for a ROUTER socket, whose messages begin with their connection.
         curve: True to read the authenticated key of the connection.
-        guard: Receives the size of each message.
+        guard: Receives size and key of each message.
 
     Returns:
         The message; None if there is none.
@@ -347,10 +347,10 @@ def receive(
             frames.append(frame)
         if count > routed:
             size += bytes_on_the_wire(len(frame), curve)
+    route, user = frames[0].bytes if routed else b"", _user(frame) if curve else ""
     if guard is not None and count > routed:
         fd = int(frame.get(zmq.SRCFD))
-        guard.delivered(fd, size)
-    route, user = frames[0].bytes if routed else b"", _user(frame) if curve else ""
+        guard.delivered(fd, size, user)
     if not routed < count <= wanted:
         return Arrived(route, user, fd, True, memoryview(b""), None)
     return Arrived(route, user, fd, False, frames[routed].buffer, frames[-1].buffer if count == wanted else None)

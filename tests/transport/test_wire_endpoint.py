@@ -52,7 +52,7 @@ from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
-from dpcfl_net.transport.guard import SPARE
+from dpcfl_net.transport.guard import MOST_OF_KEY, SPARE
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, VERSION, WINDOW, Header, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span, decode_note
@@ -364,6 +364,31 @@ def test_strangers_who_send_nothing_do_not_take_all_descriptors_of_a_server() ->
             assert both.round(late, 1, 1, UPDATE).kind == "result"
             assert both.round(early, 0, 2, UPDATE).kind == "result"
         assert server.failures["silent"] > 0
+
+
+def test_a_client_that_connects_again_and_again_does_not_take_all_descriptors_of_a_server() -> None:
+    """Each connection sent one message and stayed open: a few hundred, under one valid key, ended the run."""
+    with contextlib.ExitStack() as stack, make_server() as server, make_client(server.address, 0) as other:
+        ends = Ends(server, other).joined()
+        first = stack.enter_context(Liar(server.address, 1))
+        first.hello(ends)
+        first.hello(ends)  # a message that the server reads before its guard has heard of the connection does not count
+        later = [stack.enter_context(Liar(server.address, 1)) for _ in range(3 * MOST_OF_KEY)]
+
+        def left() -> list[Liar]:
+            """The later connections that are still open, after another message on each."""
+            for liar in [*later, first]:
+                liar.listen()
+            still = [liar for liar in later if not liar.closed]
+            for liar in still:
+                liar.say("HEARTBEAT", code="idle")
+            return still
+
+        ends.until(lambda: len(left()) < MOST_OF_KEY)
+        assert len(left()) == MOST_OF_KEY - 1
+        assert server.failures["connections"] == 2 * MOST_OF_KEY + 1
+        assert not first.closed  # whoever copies a client's key must not be able to cut the client itself
+        assert ends.round(other, 0, 1, UPDATE).kind == "result"
 
 
 def test_result_sent_again_after_a_lost_ack_is_delivered_once(server: ServerEndpoint) -> None:
