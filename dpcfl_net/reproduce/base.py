@@ -18,7 +18,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import nearest
 from dpcfl_net.core.run_folder import REPORT
-from dpcfl_net.reproduce.claims import Claim, Judged, judge
+from dpcfl_net.reproduce.claims import Claim, Decision, Judged, judge
 from dpcfl_net.results.statistics import LEVEL
 
 if TYPE_CHECKING:
@@ -50,10 +50,12 @@ class Earlier:
     Attributes:
         rows: Lines of its data.csv.
         looks: How often its claims were tested, each time with more seeds than before; 0: not yet.
+        decided: Text of a claim to the look that decided it.
     """
 
     rows: Sequence[Row] = ()
     looks: int = 0
+    decided: Mapping[str, Decision] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,6 +71,7 @@ class ReproductionResult:
         runs: Number of complete runs behind it; counted only by figures that can be computed from a part of their runs.
         planned_runs: Number of runs of the whole figure, if counted.
         looks: How often the claims were judged, each time with more seeds than before; this time included.
+        decided: Text of a claim to the look that decided it.
     """
 
     rows: list[dict[str, Any]]
@@ -79,6 +82,7 @@ class ReproductionResult:
     runs: int = 0
     planned_runs: int = 0
     looks: int = 1
+    decided: Mapping[str, Decision] = field(default_factory=dict)
 
     @property
     def partial(self) -> bool:
@@ -91,7 +95,8 @@ class ReproductionResult:
         Every further look has half of the level of the one before: 5 %, 2.5 %, 1.25 % ... So over all looks at its data a figure has a
         wrongly decided claim with probability below 10 %.
         """
-        return judge(self.claims, 1 - (1 - LEVEL) / 2 ** (self.looks - 1))
+        before = {text: decision for text, decision in self.decided.items() if decision.look < self.looks}
+        return judge(self.claims, 1 - (1 - LEVEL) / 2 ** (self.looks - 1), before)
 
 
 class Context(Protocol):
@@ -259,7 +264,8 @@ def _looked(outcome: ReproductionResult) -> list[str]:
         return []
     level = 1 - (1 - LEVEL) / 2 ** (outcome.looks - 1)
     return [
-        f"The claims were judged before, with fewer seeds. This is look {outcome.looks}, with {level:.4g} instead of {LEVEL:.2g} as confidence."
+        f"The claims were judged before, with fewer seeds. This is look {outcome.looks}, with {level:.4g} instead of {LEVEL:.2g} as confidence. "
+        "A claim that an earlier look decided, and that has the same seeds as then, keeps its verdict."
     ]
 
 

@@ -51,6 +51,15 @@ class Comparison:
         """Estimate how many seeds decide it at a level; None if they are too many, or without a test by t."""
         return seeds_needed(list(self.values.values()), self.margin, level) if self.test == "t" else None
 
+    def document(self) -> dict[str, Any]:
+        """Return the comparison as a JSON object."""
+        values = {str(seed): float(value) for seed, value in self.values.items()}
+        between = interval(list(self.values.values()), self.test)
+        return {
+            "name": self.name, "mean": float(statistics.fmean(self.values.values())), "margin": self.margin, "unit": self.unit,
+            "interval": None if between is None else list(between), "test": self.test, "values": values,
+        }  # fmt: skip
+
     def words(self) -> str:
         """Return mean, interval, margin and number of seeds as text."""
         values = list(self.values.values())
@@ -170,12 +179,14 @@ class Judged:
         verdict: holds, does not hold, undecided or not tested.
         p_value: Two-sided p-value; None without comparisons.
         p_holm: The same after Holm's correction over the claims of the figure.
+        earlier_look: The earlier look at the figure's data that decided it; None: this look, or no decision.
     """
 
     claim: Claim
     verdict: Verdict
     p_value: float | None = None
     p_holm: float | None = None
+    earlier_look: int | None = None
 
     @property
     def exact(self) -> bool:
@@ -195,7 +206,8 @@ class Judged:
             return "exact"
         if isinstance(evidence, NotTested):
             return evidence.why
-        p = f"; p {self.p_holm:.2g} after Holm" if self.p_holm is not None else ""
+        look = f" at look {self.earlier_look}" if self.earlier_look is not None else ""
+        p = f"; p {self.p_holm:.2g} after Holm{look}" if self.p_holm is not None else ""
         return f"{'; '.join(one.words() for one in evidence)}{p}{self._needed()}"
 
     def line(self) -> str:
@@ -205,16 +217,11 @@ class Judged:
 
     def document(self) -> dict[str, Any]:
         """Return the claim as a JSON object."""
-        compared = [
-            {"name": one.name, "mean": float(statistics.fmean(one.values.values())), "margin": one.margin, "unit": one.unit,
-             "interval": interval(list(one.values.values()), one.test), "test": one.test,
-             "values": {str(seed): float(value) for seed, value in one.values.items()}}
-            for one in self.claim.comparisons
-        ]  # fmt: skip
+        look = {} if self.earlier_look is None else {"earlier_look": self.earlier_look}
         return {
             "text": self.claim.text, "measured": self.claim.measured, "verdict": self.verdict, "exact": self.exact,
-            "seeds": self.claim.seeds, "p_value": self.p_value, "p_holm": self.p_holm, "basis": self.basis, "cause": self.cause,
-            "comparisons": compared,
+            "seeds": self.claim.seeds, "p_value": self.p_value, "p_holm": self.p_holm, **look, "basis": self.basis,
+            "cause": self.cause, "comparisons": [one.document() for one in self.claim.comparisons],
         }  # fmt: skip
 
     def _needed(self) -> str:
@@ -224,26 +231,54 @@ class Judged:
         return f"; about {needed} seeds would decide at this spread, before Holm"
 
 
-def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Judged]:
+@dataclass(frozen=True)
+class Decision:
+    """Decision of an earlier look at a figure's data.
+
+    Attributes:
+        look: Number of the look, from 1.
+        verdict: holds or does not hold.
+        p_holm: p-value after Holm's correction over the claims of that look.
+        comparisons: Evidence of that look, as `Comparison.document`.
+    """
+
+    look: int
+    verdict: Verdict
+    p_holm: float
+    comparisons: Sequence[Any]
+
+    def of(self, claim: Claim) -> bool:
+        """Return True if the claim has still the same evidence."""
+        return [one.document() for one in claim.comparisons] == list(self.comparisons)
+
+
+def judge(claims: Sequence[Claim], level: float = LEVEL, earlier: Mapping[str, Decision] | None = None) -> list[Judged]:
     """Give every claim of a figure its verdict.
 
     A claim over seeds is decided if its two-sided p-value, after Holm's correction over the figure's claims, is at most 1 - level.
-    Claims with one seed cannot be decided, so they are no part of the family.
+    Claims with one seed cannot be decided, so they are no part of the family, nor are those that an earlier look decided with the same
+    evidence: they keep their verdict. If no earlier look was wrong, all true hypotheses are still in the family, so that this look
+    is wrong with probability at most 1 - level, and all looks together with at most the sum of theirs.
 
     Args:
         claims: Claims of one figure.
         level: Confidence for the family.
+        earlier: Text of a claim to the decision of an earlier look, with fewer seeds of other claims.
 
     Returns:
         Verdicts in the order of the claims.
     """
-    tested = [claim for claim in claims if (claim.seeds or 0) > 1]
+    kept = {claim.text: past for claim in claims if (past := (earlier or {}).get(claim.text)) is not None and past.of(claim)}
+    tested = [claim for claim in claims if (claim.seeds or 0) > 1 and claim.text not in kept]
     found = [claim.p_value() for claim in tested]
     decided = {id(claim): (p, right, adjusted) for claim, (p, right), adjusted in zip(tested, found, holm([p for p, _ in found]), strict=True)}  # fmt: skip
     judged = []
     for claim in claims:
         if isinstance(claim.evidence, Exact):
             judged.append(Judged(claim, HOLDS if claim.evidence.holds else FAILS))
+        elif claim.text in kept:
+            past = kept[claim.text]
+            judged.append(Judged(claim, past.verdict, claim.p_value()[0], past.p_holm, past.look))
         elif id(claim) in decided:
             p, right, adjusted = decided[id(claim)]
             verdict: Verdict = (HOLDS if right else FAILS) if adjusted <= 1 - level + 1e-12 else UNDECIDED

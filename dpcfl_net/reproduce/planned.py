@@ -15,6 +15,7 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.csv_text import unquoted
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.reproduce.base import CLAIMS, ROWS, Context, Earlier, Grid, OutOfTime, Reproduction, ReproductionResult, Row
+from dpcfl_net.reproduce.claims import FAILS, HOLDS, Decision
 from dpcfl_net.reproduce.matrix import read_claims
 from dpcfl_net.results.result import Result
 
@@ -32,6 +33,7 @@ class Measured:
         planned: Number of these runs and of those that are missing.
         looks: How often the claims were judged, this time included.
         notes: Sentences on the lines of the earlier data.csv.
+        decided: Text of a claim to the look that decided it.
     """
 
     rows: list[Row]
@@ -39,10 +41,11 @@ class Measured:
     planned: int
     looks: int = 1
     notes: list[str] = field(default_factory=list)
+    decided: Mapping[str, Decision] = field(default_factory=dict)
 
     def count(self, outcome: ReproductionResult) -> ReproductionResult:
-        """Enter runs, looks and notes into the figure's result, and return it."""
-        outcome.runs, outcome.planned_runs, outcome.looks = self.runs, self.planned, self.looks
+        """Enter runs, looks with their decisions, and notes into the figure's result, and return it."""
+        outcome.runs, outcome.planned_runs, outcome.looks, outcome.decided = self.runs, self.planned, self.looks, self.decided
         outcome.notes += self.notes
         return outcome
 
@@ -90,7 +93,7 @@ def measure(
     order = dict.fromkeys([*(tuple(values) for values, _ in plans), *known])
     rows = [dict(row) for run in order for row in (known | new).get(run, ())]
     looks = max(1, earlier.looks + (runs > 0))
-    return Measured(rows, len(known) + runs, len(known) + len(missing), looks, _notes(known))
+    return Measured(rows, len(known) + runs, len(known) + len(missing), looks, _notes(known), earlier.decided)
 
 
 def settings_of(grid: Grid) -> str:
@@ -118,7 +121,14 @@ def read_earlier(folder: Path) -> Earlier:
         raise ConfigError(f"--earlier: {folder} has no result, which are the files {ROWS} and {CLAIMS}")
     document = read_claims(folder / CLAIMS)
     judged = any(claim.get("p_value") is not None for claim in document["claims"])
-    return Earlier(read_rows(folder / ROWS), document.get("looks", 1) if judged else 0)
+    looks = document.get("looks", 1) if judged else 0
+    decided = [claim for claim in document["claims"] if claim.get("p_holm") is not None and claim["verdict"] in (HOLDS, FAILS)]
+    return Earlier(read_rows(folder / ROWS), looks, {claim["text"]: _decision(claim, looks) for claim in decided})
+
+
+def _decision(claim: Mapping[str, Any], looks: int) -> Decision:
+    """Return the decision in a claim's JSON object; it is of the last look unless the object names another."""
+    return Decision(claim.get("earlier_look", looks), claim["verdict"], claim["p_holm"], claim["comparisons"])
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 from conftest import ROOT, dpcfl
+from scipy import stats
 from test_reproduce_runs import BEST, HONEST, MadeUp
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.reproduce.base import Earlier, OutOfTime, ReproductionResult, find, folder_name, registry, write
+from dpcfl_net.reproduce.claims import Claim, Comparison, Decision, judge
 from dpcfl_net.reproduce.planned import SETTINGS, read_earlier, read_rows
+from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS
 
 NOTHING = Earlier()
 MEASURED = ROOT / "docs" / "measured"
@@ -82,6 +86,59 @@ def test_a_second_look_needs_half_the_p_value(tmp_path):
     assert any(0.05 / 8 < p <= 0.05 for p, _ in told(3))
     page = (tmp_path / "report.html").read_text()
     assert "This is look 4, with 0.9938 instead of 0.95 as confidence." in page
+
+
+def test_a_decided_claim_keeps_its_verdict_while_its_seeds_are_the_same(tmp_path):
+    """Six seeds at epsilon 5, and then at epsilon 3, do not make a claim about epsilon 5 undecided."""
+
+    def accuracy(known=NOTHING, seeds=None, epsilon=None):
+        figure, context = find("r-dpcfl/fig6"), MadeUp(HONEST, known=known, asked_seeds=seeds, folder=tmp_path)
+        outcome = figure().compute(context)
+        if epsilon:
+            outcome.rows = [row for row in outcome.rows if row["epsilon"] == epsilon]
+            outcome = figure().judge(outcome.rows, CONFIGS["laptop"])
+        write(figure, outcome, context)
+        return {one.claim.text: one for one in outcome.judged()}
+
+    first = {text: one for text, one in accuracy(epsilon=5).items() if "mnist" in text}
+    known = read_earlier(tmp_path)
+    assert set(known.decided) == {text for text, one in first.items() if one.verdict in ("holds", "does not hold")}
+
+    second = accuracy(known)
+    assert len(second) > len(first)
+    for text, one in first.items():
+        kept = text in known.decided
+        assert (second[text].earlier_look, second[text].verdict == one.verdict) == (1 if kept else None, True)
+        if kept:
+            assert second[text].basis == one.basis + " at look 1"
+    assert any(one.verdict == "holds" and "epsilon 3" in text and one.earlier_look is None for text, one in second.items())
+
+    again = accuracy(read_earlier(tmp_path))  # without a new run
+    assert {text: one.document() for text, one in again.items()} == {text: one.document() for text, one in second.items()}
+    more = accuracy(read_earlier(tmp_path), seeds=8)
+    assert not any(one.earlier_look for one in more.values())  # each claim has new seeds
+
+
+def test_looks_that_keep_decisions_are_together_wrong_as_seldom_as_said():
+    """Six true nulls of four seeds, of which half get four more: decided in 2 looks with probability at most 5 + 2.5 %."""
+    rng, trials, wrong = np.random.default_rng(11), 2000, 0
+    for _ in range(trials):
+        values = rng.normal(size=(6, 8)) + rng.normal(size=8)  # claims share seeds
+        first = judge([claim(row[:4], index) for index, row in enumerate(values)])
+        decided = {
+            one.claim.text: Decision(1, one.verdict, one.p_holm, [part.document() for part in one.claim.comparisons])
+            for one in first
+            if one.verdict != "undecided"
+        }
+        later = [claim(row[: 8 if index < 3 else 4], index) for index, row in enumerate(values)]
+        second = judge(later, 1 - 0.05 / 2, decided)
+        wrong += any(one.verdict != "undecided" for one in [*first, *second])
+    assert stats.binom.sf(wrong - 1, trials, 0.075) > 1e-6
+    assert wrong  # the simulation can find errors
+
+
+def claim(values, index):
+    return Claim(f"claim {index}", "", [Comparison(dict(enumerate(map(float, values))))])
 
 
 def test_lines_of_other_settings_are_refused():
