@@ -167,8 +167,12 @@ def parse_json(text: str, where: str) -> Any:
     Raises:
         ConfigError: If the text is not JSON, nests too deeply or holds a number with too many digits.
     """
+
+    def refuse(name: str) -> float:
+        raise ConfigError(f"{where} is not JSON: {name} is no number of JSON")
+
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except RecursionError:
@@ -256,7 +260,9 @@ _NAMES = {
 def _fits(value: Any, allowed: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
         return bool in allowed
-    return isinstance(value, (*allowed, int) if float in allowed else allowed)
+    if isinstance(value, int) and float in allowed:
+        return abs(value) <= sys.float_info.max  # readers convert it
+    return isinstance(value, allowed)
 
 
 def _kind(mode: int) -> str:

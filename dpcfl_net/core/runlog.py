@@ -112,13 +112,17 @@ def parse(line: bytes, name: str) -> dict[str, Any] | None:
         The object; None if the line is not a JSON object, misses a required field or has a field of a wrong type.
     """
     try:
-        found = json.loads(line, parse_float=_Floats().__getitem__ if len(line) > LONG else None)
+        found = json.loads(line, parse_float=_Floats().__getitem__ if len(line) > LONG else None, parse_constant=_refuse)
         if not isinstance(found, dict) or any(key not in found for key in REQUIRED.get(name, ())):
             return None
         check_fields(found, name, FIELDS)
     except (ValueError, RecursionError, ConfigError):
         return None
     return found
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 class _Floats(dict[str, float]):

@@ -27,7 +27,18 @@ def test_a_fragment_is_ended_and_left_out(tmp_path):
     assert runlog.read(path)[0]["value"] is None
 
 
-@pytest.mark.parametrize("junk", [b"{]\n", b"7\n", b"\xff\xfe{}\n", b'{"a": ' + b"[" * 100_000 + b"\n", b"\n\n"])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"{]\n",
+        b"7\n",
+        b"\xff\xfe{}\n",
+        b'{"a": ' + b"[" * 100_000 + b"\n",
+        b'{"round": 3, "accuracy": Infinity}\n',
+        b'{"round": 3, "time": 1' + b"0" * 400 + b"}\n",
+        b"\n\n",
+    ],
+)
 def test_lines_that_are_no_objects_are_left_out(tmp_path, junk):
     path = tmp_path / "messages.jsonl"
     path.write_bytes(b'{"round": 1}\n' + junk + b'{"round": 2}\n')

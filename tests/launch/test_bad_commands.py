@@ -108,7 +108,7 @@ DOCUMENTS: list[Case] = [
     ("account --json {deep}", 2, ["{deep} is not readable JSON", "nested too deeply"]),
     ("account --json {digits}", 2, ["{digits} is not readable JSON", "too many digits"]),
     ("account --json {object}", 2, ["events: must be a list"]),
-    ("account --json {nan}", 2, ["delta must lie strictly between 0 and 1, got nan"]),
+    ("account --json {nan}", 2, ["{nan} is not JSON: NaN is no number of JSON"]),
     *(
         (f"launch {{config}} --on ssh --hosts {{{what}}} --dry-run", 2, [f"{{{what}}}", words])
         for what, words in {
