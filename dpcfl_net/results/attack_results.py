@@ -31,6 +31,7 @@ class AttackResult:
             `aspect` (width over height), `height` is the largest height in pixels.
         caption: Caption of the figure.
         facts: Numbers for programs.
+        keys: Number of the table's first columns that tell rows apart.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -44,6 +45,7 @@ class AttackResult:
     figure: dict[str, Any] | None = None
     caption: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    keys: int = 1
 
     def write(self, run: Path) -> Path:
         """Write RUN/attacks/NAME.json; an earlier result of this name is replaced.

@@ -139,9 +139,9 @@ class Comparison:
 
     def __str__(self) -> str:
         promises, alerts = self.statements
-        leads = [] if self.leads is None else ["", self.leads.caption, *_aligned(self.leads.without_empty_columns()), ""]
+        leads = [] if self.leads is None else ["", self.leads.caption, *self.leads.without_empty_columns().lines(), ""]
         table = self.table.without_empty_columns()
-        return "\n".join([*_aligned(table), *leads, f"Privacy: {'; '.join(promises)}", *(f"! {alert}" for alert in alerts)])
+        return "\n".join([*table.lines(), *leads, f"Privacy: {'; '.join(promises)}", *(f"! {alert}" for alert in alerts)])
 
     __repr__ = __str__
 
@@ -151,12 +151,3 @@ class Comparison:
         leads = "" if found is None else f"<p>{escape(found.caption)}</p>{table_text.table_html(found.without_empty_columns())}"
         notes = "".join(f"<p><strong>{escape(alert)}</strong></p>" for alert in alerts)
         return f"{table_text.table_html(self.table.without_empty_columns())}{leads}<p>{escape('; '.join(promises))}</p>{notes}"
-
-
-def _aligned(table: Table) -> list[str]:
-    """Lines of a table as text."""
-    widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (table.columns, *table.rows)
-    ]

@@ -37,11 +37,11 @@ class Table:
             width: Width of the terminal in characters.
 
         Returns:
-            The tables; one with all columns if they fit, or if the columns that tell rows apart take more than half of the width.
+            The tables; one with all columns if they fit, or if one of them does not fit beside those that tell rows apart.
         """
-        widths = [max(map(len, column)) + GAP for column in zip(self.columns, *self.rows, strict=True)]
+        widths = [each + GAP for each in self._widths()]
         fixed = sum(widths[: self.keys])
-        if sum(widths) - GAP <= width or fixed > width / 2:
+        if sum(widths) - GAP <= width or fixed + max(widths[self.keys :], default=0) - GAP > width:
             return [self]
         groups: list[list[int]] = [[]]
         for index in range(self.keys, len(widths)):
@@ -49,6 +49,25 @@ class Table:
                 groups.append([])
             groups[-1].append(index)
         return [self._columns([*range(self.keys), *group]) for group in groups]
+
+    def lines(self, width: int | None = None) -> list[str]:
+        """Return the table as text, in columns of equal width.
+
+        Args:
+            width: Width of the terminal in characters, for which the table is folded; None: any width.
+        """
+        parts = [self] if width is None else self.folded(width)
+        return "\n\n".join("\n".join(part._aligned()) for part in parts).split("\n")
+
+    def _aligned(self) -> list[str]:
+        widths, gap = self._widths(), " " * GAP
+        return [
+            gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (self.columns, *self.rows)
+        ]
+
+    def _widths(self) -> list[int]:
+        return [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
 
     def _columns(self, kept: list[int]) -> Table:
         """The table with some of its columns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -23,6 +24,11 @@ class _Terminal(io.FileIO):
         os.dup2(null, self.fileno())
         os.close(null)
         return super().write(data)
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal on stdout in characters; None if stdout is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def outlive_terminal() -> None:

@@ -47,6 +47,7 @@ def page(
         caption="Line: errors that the claim allows for any test on one record. Points: tests of this audit; a point below "
         f"the line breaks the claim. Points are upper limits ({1 - alpha:.0%}).",
         facts=facts,
+        keys=2,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 from dpcfl_net.attacks.conformance.findings import FAIL, PASS, UNDECIDED, Check, Finding
@@ -12,7 +11,7 @@ from dpcfl_net.report.pages import write_page
 from dpcfl_net.results.tables import Table
 
 COLUMNS = ["check", "verdict", "measured", "the claim allows", "false alarm"]
-_WIDTH = 110
+WIDTH = 110  # characters of a line, where the terminal is not narrower
 HEADLINES = {
     PASS: "The claim stands: no check refuted it.",
     FAIL: "THE CLAIM DOES NOT HOLD: {}.",
@@ -26,19 +25,19 @@ def headline(report: Report) -> str:
     return HEADLINES[report.verdict].format(", ".join(named))
 
 
-def text(report: Report) -> str:
-    """Format a report for a terminal: headline, table, and a sentence for each check."""
-    lines = [headline(report), "", *table([COLUMNS, *map(_row, report.checks)]), ""]
+def text(report: Report, width: int = WIDTH) -> str:
+    """Format a report for a terminal: headline, table, and a sentence for each check.
+
+    Args:
+        report: The report.
+        width: Largest number of characters of a line.
+    """
+    lines = [headline(report), "", *_checks(report).lines(width), ""]
     for check in report.checks:
         indent = " " * 12
-        lines += textwrap.wrap(f"{check.name + ':':11} {check.sentence}", _WIDTH, subsequent_indent=indent)
-    lines += ["", wrapped(_spent(report))]
+        lines += textwrap.wrap(f"{check.name + ':':11} {check.sentence}", width, subsequent_indent=indent)
+    lines += ["", textwrap.fill(_spent(report), width)]
     return "\n".join(lines)
-
-
-def wrapped(sentence: str) -> str:
-    """Break a paragraph into lines."""
-    return textwrap.fill(sentence, _WIDTH)
 
 
 def write(path: Path, report: Report) -> None:
@@ -59,17 +58,15 @@ def write(path: Path, report: Report) -> None:
         figures=[],
         alerts=[] if report.verdict == PASS else headlines,
         tables=[
-            Table("Checks", COLUMNS, [_row(check) for check in report.checks]),
+            _checks(report),
             Table("All tests", ["check", "test", "measured", "the claim allows", "false alarm", "result"], tests),
             Table("The claim", ["field", "value"], claim),
         ],
     )
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _checks(report: Report) -> Table:
+    return Table("Checks", COLUMNS, [_row(check) for check in report.checks])
 
 
 def _row(check: Check) -> list[str]:

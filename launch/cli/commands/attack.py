@@ -112,6 +112,7 @@ def _running() -> AbstractContextManager[None]:
 def _show(run: Path, result: AttackResult, as_json: bool) -> None:
     """Save the result and print headline, sentences, table and path."""
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
+    from dpcfl_net.launch.cli.terminal import terminal_width
 
     with messages_to_stderr(as_json):
         path = _keep(run, result)
@@ -119,14 +120,20 @@ def _show(run: Path, result: AttackResult, as_json: bool) -> None:
         shown = ("name", "title", "headline", "sentences", "columns", "rows", "facts")
         print_json({**{key: getattr(result, key) for key in shown}, "file": path})
         return
-    print("\n".join([result.headline, *result.sentences, *(["", *_table(result), ""] if result.rows else []), str(path)]))
+    print("\n".join([*_text(result, terminal_width()), str(path)]))
 
 
-def _table(result: AttackResult) -> list[str]:
-    """The result's table in columns of equal width."""
-    lines = [result.columns, *result.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+def _text(result: AttackResult, width: int | None) -> list[str]:
+    """Headline, sentences and table as lines, broken for a terminal of that width."""
+    import textwrap
+
+    from dpcfl_net.results.tables import Table
+
+    said = [result.headline, *result.sentences]
+    if width is not None:
+        said = [line for sentence in said for line in textwrap.wrap(sentence, width)]
+    table = Table(result.title, result.columns, result.rows, keys=result.keys)
+    return [*said, *(["", *table.lines(width), ""] if result.rows else [])]
 
 
 def _keep(run: Path, result: AttackResult) -> Path:

@@ -79,16 +79,20 @@ def _options(quick: bool, calls: int | None, seed: int | None) -> Options:
 
 def _check(adapter: str, claim: Path, options: Options, as_json: bool, page: Path | None) -> None:
     """Run the kit, print the report and exit with its code."""
+    from textwrap import fill
+
     from dpcfl_net.attacks.conformance import kit
     from dpcfl_net.attacks.conformance import page as pages
     from dpcfl_net.attacks.conformance.claim import read_claim
     from dpcfl_net.launch.cli.json_output import print_json
+    from dpcfl_net.launch.cli.terminal import terminal_width
 
-    report = kit.run(adapter, read_claim(claim), options, lambda line: typer.echo(f"{pages.wrapped(line)}\n", err=as_json))
+    width = min(pages.WIDTH, terminal_width() or pages.WIDTH)
+    report = kit.run(adapter, read_claim(claim), options, lambda line: typer.echo(f"{fill(line, width)}\n", err=as_json))
     if as_json:
         print_json(report.as_json())
     else:
-        typer.echo(pages.text(report))
+        typer.echo(pages.text(report, width))
     if page is not None:
         pages.write(page, report)
         typer.echo(str(page), err=as_json)
