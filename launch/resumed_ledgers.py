@@ -31,7 +31,7 @@ def check_ledgers(folder: Path, job: Job) -> None:
     if without and (found := without & set(_answered(files, job))):  # else the records need not be read
         raise _missing(ledger_folder(folder, min(found)), f"client {min(found)} has answered")
     central = files.ledger(CENTRAL_SERVER)
-    if job.protocol.privacy.trust == "trusted-server" and not (central / LINES).exists() and any(_rounds(files)):
+    if job.protocol.privacy.central and not (central / LINES).exists() and any(_rounds(files)):
         raise _missing(central, "the trusted server has released sums")
 
 

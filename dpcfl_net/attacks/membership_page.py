@@ -85,7 +85,7 @@ def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[flo
         ),
     ]
     if math.isinf(epsilon):
-        reason = " (privacy.trust: trusted-server)" if protocol.privacy.trust == "trusted-server" else ""
+        reason = " (privacy.trust: trusted-server)" if protocol.privacy.central else ""
         return [*sentences, f"The server receives updates without a guarantee against it{reason}: every rate is possible."]
     secret = ", if the noise were secret" if SEEDED in protocol.unprotected else ""
     sentences.append(

@@ -333,7 +333,7 @@ def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int
     for outcome in outcomes:
         recording = outcome.recording
         privacy = recording.job.protocol.privacy
-        if privacy.trust == "trusted-server":
+        if privacy.central:
             sentences.append(
                 f"{recording.name} promises epsilon {privacy.epsilon:g} for each {privacy.unit} against everyone except the "
                 "server, which adds the noise after it has received every update."

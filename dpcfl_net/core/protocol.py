@@ -101,7 +101,7 @@ class Protocol(FrozenModel):
         joined = all(bounds[k + 1] == bounds[k] + 1 for k in range(0, len(bounds), 2))
         if self.aggregators and not (joined and all(entry.clients for entry in self.aggregators)):
             raise ValueError("aggregators must name groups of clients in order, each client of the roster once")
-        if self.aggregators and self.privacy.trust == "trusted-server":
+        if self.aggregators and self.privacy.central:
             raise ValueError(
                 "aggregators must be empty with trust trusted-server: they would read raw updates, and are not trusted"
             )
@@ -109,7 +109,7 @@ class Protocol(FrozenModel):
 
     @model_validator(mode="after")
     def _check_error_feedback(self) -> Protocol:
-        if self.communication.up.error_feedback and self.privacy.trust == "trusted-server":
+        if self.communication.up.error_feedback and self.privacy.central:
             raise ValueError(
                 "communication.up.error_feedback must be false with trust trusted-server: what a client kept of a raw update would tell in "
                 "which samples it was before"

@@ -102,6 +102,11 @@ class PrivacyTarget(FrozenModel):
     )
 
     @property
+    def central(self) -> bool:
+        """True if a trusted server, which receives raw updates, adds the noise (central differential privacy)."""
+        return self.trust == "trusted-server"
+
+    @property
     def secure(self) -> bool:
         """True if releases are added by secure sums."""
         return self.trust == "secure-aggregation"

@@ -47,7 +47,7 @@ def calibrated(protocol: Protocol) -> Protocol:
     for charged in noisy_plans(algorithm):
         noisy = protected(list(charged.plan))
         solved[charged] = _noise_multiplier(noisy, charged.epsilon, protocol) if noisy else None
-    if protocol.privacy.trust == "trusted-server":
+    if protocol.privacy.central:
         (z,) = solved.values()
         return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
     if protocol.privacy.secure:  # the shares of a sum's noise must fit together; a larger multiplier costs less

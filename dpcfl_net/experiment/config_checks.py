@@ -90,7 +90,7 @@ def _availability_problems(config: Config) -> list[str]:
 def _communication_problems(config: Config) -> list[str]:
     """Problems of the form of updates."""
     up, canaries, problems = config.communication.up, config.audit.canaries, []
-    if up.error_feedback and config.privacy.trust == "trusted-server":
+    if up.error_feedback and config.privacy.central:
         problems.append(
             "communication.up.error_feedback is true: needs privacy.trust untrusted-server, where a client releases noisy "
             "updates; the residual of a raw update would hold private data"
@@ -126,7 +126,7 @@ def _aggregator_problems(config: Config) -> list[str]:
             problems.append(f"{asked} must add up to the number of clients, {clients}, got {sum(runtime.aggregators)}")
     elif runtime.aggregators > clients:
         problems.append(f"{asked} must be at most the number of clients, {clients}")
-    if config.privacy.trust == "trusted-server":
+    if config.privacy.central:
         problems.append(
             f"{asked} must be 0 with privacy.trust 'trusted-server': an aggregator would read raw updates, so it would have to be "
             "trusted too"
@@ -236,7 +236,7 @@ def _ledger_problems(config: Config) -> list[str]:
         problems.append("ledger.root is missing: scope dataset needs a folder that is kept after the run")
     if not config.runtime.durable:
         problems.append("runtime.durable is false: ledger.scope 'dataset' composes all runs on a record and needs true")
-    if config.privacy.trust == "trusted-server" and config.runtime.federation == "network" and clients > live:
+    if config.privacy.central and config.runtime.federation == "network" and clients > live:
         problems.append(
             "ledger.scope is 'dataset': with a trusted server the guarantee concerns every client of the roster, but clients that "
             f"are never started have no record book; runtime.max_live_workers must be at least {clients}, got {live}"

@@ -137,7 +137,7 @@ def write_job(job: Job, folder: Path, key_folder: Path) -> None:
         data = canonical(part)
         write_atomically(path, data, mode=mode)
         signature_path(path).write_text(sign(secret_path(key_folder, OPERATOR), data))
-    if job.experiment.noise is not None and job.protocol.privacy.trust == "trusted-server":
+    if job.experiment.noise is not None and job.protocol.privacy.central:
         write_secret(secret_path(key_folder, COORDINATOR).with_name(NOISE_SEED), job.experiment.noise.hex())
     files.operator_key.write_text(public_path(key_folder, OPERATOR).read_text())
 

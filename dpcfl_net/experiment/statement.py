@@ -112,7 +112,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     if protocol.unprotected:
         covered, given = [], []
         # A trusted server's z is that of the published claim, which does not hold.
-        if z and privacy.noise == "os" and privacy.trust != "trusted-server":
+        if z and privacy.noise == "os" and not privacy.central:
             given = [OTHER_RELEASES.format(protocol.epsilon)]
         not_covered = [*protocol.unprotected, *given, *not_covered]
     not_covered += _not_covered_elsewhere(algorithm)
@@ -142,7 +142,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
 def _covered(algorithm: Algorithm) -> list[str]:
     """List the releases that epsilon covers; secure sums are listed elsewhere."""
     protocol, able = algorithm.protocol, algorithm.capabilities
-    if protocol.privacy.trust == "trusted-server":
+    if protocol.privacy.central:
         return [published(algorithm)]
     covered = [] if protocol.privacy.secure and not has_single_releases(algorithm) else list(able.covers)
     if any(isinstance(slot, SelectionSlot) for each in noisy_plans(algorithm) for slot in each.plan):
@@ -184,7 +184,7 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         what, count = ("clients", "n") if by_client else ("records", "N")
         warning = f"it allows a few {what} to be revealed completely"
         not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
-    if protocol.privacy.trust == "trusted-server":
+    if protocol.privacy.central:
         not_covered.insert(0, server_sees(algorithm))
         central = [slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot)]
         sampled = dict.fromkeys(slot.sampling for slot in central if slot.sample_size < slot.population)
@@ -203,7 +203,7 @@ def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:
     protocol, found = algorithm.protocol, list[str]()
     for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
         found.append(f"any other use of the records by the code of {own} in the client's process")
-    if protocol.privacy.trust == "trusted-server" and is_plugin(protocol.algorithm):
+    if protocol.privacy.central and is_plugin(protocol.algorithm):
         found.append(
             f"any other use of raw releases by the code of {protocol.algorithm} in the server's process: epsilon covers what its central "
             "steps add noise to"

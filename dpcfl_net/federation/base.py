@@ -262,7 +262,7 @@ class Federation(ABC):
     ) -> list[int]:
         """Deliver a call, pass the decoded releases on in client order, and return the clients that were asked."""
         step = step_of(method)
-        if self.protocol.privacy.trust == "trusted-server" and not self.in_central_step:
+        if self.protocol.privacy.central and not self.in_central_step:
             raise RunFailed(
                 f"round {self.round}: client step {step.kind!r} was called outside a central step, where its raw releases "
                 "may become public without noise: call it by me.call or me.stream in a method with @on_central_server, and that "
@@ -362,7 +362,7 @@ class Federation(ABC):
             of `buffer`.
         """
         outcome = self._next_outcome(among)
-        if outcome.release is None or self.protocol.privacy.trust != "trusted-server":
+        if outcome.release is None or not self.protocol.privacy.central:
             return outcome
         return replace(outcome, release=RawRelease(self, outcome.client, outcome.release))
 

@@ -80,7 +80,7 @@ class CentralDPServer:
             LedgerError: If the ledger is damaged, or belongs to another job.
         """
         protocol = algorithm.protocol
-        if protocol.privacy.trust != "trusted-server":
+        if not protocol.privacy.central:
             return None
         owner = {"run": protocol.run, "job": digest(protocol), "role": CENTRAL_SERVER}
         seed = None if noise_seed is None else derive(noise_seed, CENTRAL_SERVER)

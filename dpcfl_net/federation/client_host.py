@@ -181,7 +181,7 @@ class ClientHost:
 
         An algorithm with `Capabilities.holds_state` cannot have such samples, so only one that does not declare its state gets here.
         """
-        if state and self.protocol.privacy.trust == "trusted-server" and "fixed" in self._samples:
+        if state and self.protocol.privacy.central and "fixed" in self._samples:
             raise Refused(
                 "state",
                 "me.state is kept, and what the client sends may depend on the samples in which it was before, which samples of fixed size "
@@ -207,7 +207,7 @@ class ClientHost:
             release = getattr(self.algorithm, task.kind)(me, **self._encoding.decode_task(step, tensors))
         if isinstance(release, Release):
             self._check_release(step, release)
-            if self.protocol.privacy.trust == "trusted-server":
+            if self.protocol.privacy.central:
                 release = _finite(release)
             with np.errstate(all="ignore"):
                 release, residuals = self._encoding.encode_release(step, self.client, release, residuals)

@@ -60,7 +60,7 @@ def events_under(entries: Iterable[Entry], job: Job, client: int, adjacency: Adj
     """
     entry, own = job.protocol.client(client), digest(job.protocol)
     plan, noise = job.algorithm.plan(entry), entry.noise_multiplier
-    if job.protocol.privacy.trust == "trusted-server":
+    if job.protocol.privacy.central:
         plan, noise = for_clients(job.algorithm.central_plan(), [client]), job.protocol.curator_noise_multiplier
     slots = {slot.name: slot for slot in plan}  # a ledger of participations also holds those of other clients
     names = [name for line in entries if line.job == own for name in line.slots if name in slots]
@@ -70,14 +70,14 @@ def events_under(entries: Iterable[Entry], job: Job, client: int, adjacency: Adj
 def paying_ledgers(folder: Path, job: Job) -> list[Path]:
     """Return the ledger folder of `paying_ledger` of each client, in client order."""
     files, roster = RunFolder(folder), job.protocol.roster
-    if job.protocol.privacy.trust == "trusted-server":
+    if job.protocol.privacy.central:
         return [files.ledger(CENTRAL_SERVER)] * len(roster)
     return [files.ledger(client_key(entry.id)) for entry in roster]
 
 
 def paying_ledger(folder: Path, job: Job, client: int) -> Path:
     """Return the ledger folder with a client's epsilon: its own, or the trusted server's."""
-    if job.protocol.privacy.trust == "trusted-server":
+    if job.protocol.privacy.central:
         return RunFolder(folder).ledger(CENTRAL_SERVER)
     return ledger_folder(folder, client)
 

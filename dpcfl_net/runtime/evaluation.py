@@ -188,9 +188,9 @@ class PersonalFigures:
         self.loss: dict[int, float | None] = {}
         self.models: np.ndarray | None = None
         self._protocol = algorithm.protocol
-        trust = algorithm.protocol.privacy.trust
-        self._sampled = trust == "trusted-server"  # the server names the clients of a round
-        self._secret = trust != "untrusted-server"  # clients that were never drawn have no personal model
+        privacy = algorithm.protocol.privacy
+        self._sampled = privacy.central  # the server names the clients of a round
+        self._secret = privacy.central or privacy.secure  # clients that were never drawn have no personal model
         self._published: dict[int, Models] = {}
         self._reports: dict[int, dict[int, Personal]] = {}
         self._newest = self._done = 0  # newest round of the server, and last round with figures
