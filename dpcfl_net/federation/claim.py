@@ -192,7 +192,7 @@ def noisy_plans(algorithm: ClientSide) -> list[NoisyPlan]:
         algorithm: The job's algorithm.
     """
     protocol = algorithm.protocol
-    if protocol.privacy.trust == "trusted-server":
+    if protocol.privacy.central:
         plan = _checked(algorithm, "central_plan", algorithm.central_plan())
         return [NoisyPlan(plan, protocol.curator_noise_multiplier, protocol.privacy.epsilon)]
     return list(dict.fromkeys(NoisyPlan.of(algorithm, entry) for entry in plan_examples(algorithm)))
@@ -210,7 +210,7 @@ def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
         Refused: "policy", naming the option that would change it.
     """
     privacy, by_client = protocol.privacy, protocol.privacy.unit == "client"
-    if policy.protected_only and (protocol.unprotected or privacy.trust == "trusted-server"):
+    if policy.protected_only and (protocol.unprotected or privacy.central):
         raw = (
             protocol.unprotected[0]
             if protocol.unprotected
@@ -248,7 +248,7 @@ def claimed_events(algorithm: ClientSide, client: int) -> list[Event]:
     """
     protocol, entry = algorithm.protocol, algorithm.protocol.client(client)
     plan, noise = algorithm.plan(entry), entry.noise_multiplier
-    if protocol.privacy.trust == "trusted-server":  # the client's releases are raw, and the server's plan protects it
+    if protocol.privacy.central:  # the client's releases are raw, and the server's plan protects it
         plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
     return plan_events(protected(plan), noise, protocol.privacy.adjacency)
 
@@ -297,22 +297,35 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
     return once(protocol, name, lambda: _verified(algorithm, client, cache, policy))
 
 
+def unmet_condition(algorithm: ClientSide) -> str | None:
+    """Find a condition under which the job's epsilon is a theorem, and that the signed protocol does not meet.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Returns:
+        A sentence; None if all are met.
+
+    Raises:
+        ConfigError: If a plan is no list of slots.
+    """
+    protocol, privacy = algorithm.protocol, algorithm.protocol.privacy
+    if (privacy.unit, privacy.trust) not in algorithm.capabilities.protects:
+        return f"{algorithm.name} does not protect a {privacy.unit} under {privacy.trust}, as the job says it does"
+    if problems := algorithm.problems(algorithm.options, algorithm.setting):
+        return "; ".join(problems)
+    if problem := plan_problem(algorithm) or secure_sum_problem(algorithm):
+        return problem
+    if (reasons := without_guarantee(algorithm)) != protocol.unprotected:
+        return f"without a guarantee: {reasons}; the job declares {protocol.unprotected}"
+    return None
+
+
 def _verified(algorithm: ClientSide, client: int, cache: Path, policy: Policy) -> float:
     privacy = algorithm.protocol.privacy
-    if (privacy.unit, privacy.trust) not in algorithm.capabilities.protects:
-        raise Refused(
-            "claim", f"{algorithm.name} does not protect a {privacy.unit} under {privacy.trust}, as the job says it does"
-        )
-    if problems := algorithm.problems(algorithm.options, algorithm.setting):
-        raise Refused("claim", "; ".join(problems))
     hold_to_policy(algorithm.protocol, client, policy)
-    if problem := plan_problem(algorithm):
+    if problem := unmet_condition(algorithm):
         raise Refused("claim", problem)
-    reasons = without_guarantee(algorithm)
-    if problem := secure_sum_problem(algorithm):
-        raise Refused("claim", problem)
-    if reasons != algorithm.protocol.unprotected:
-        raise Refused("claim", f"without a guarantee: {reasons}; the job declares {algorithm.protocol.unprotected}")
     try:
         events = claimed_events(algorithm, client)
     except ValueError as error:
@@ -322,7 +335,7 @@ def _verified(algorithm: ClientSide, client: int, cache: Path, policy: Policy) -
     target = algorithm.protocol.epsilon_of(algorithm.protocol.client(client))
     if epsilon is None or epsilon > target:
         raise Refused("claim", f"the signed plan costs client {client} epsilon {epsilon}, the job promises {target:g}")
-    return math.inf if reasons else epsilon
+    return math.inf if algorithm.protocol.unprotected else epsilon
 
 
 def _account(question: dict[str, Any]) -> float | None:

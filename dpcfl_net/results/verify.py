@@ -16,7 +16,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER, NOBODY
-from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
+from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unmet_condition
 from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import Slot, for_clients
@@ -68,6 +68,7 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
     checks = [Check("job signed by the operator, experiment matches its hash", True, f"job {digest(job.protocol)[:16]}")]
     ledgers, charged = _ledgers(folder, job)
     checks += ledgers
+    checks.append(_conditions(job))
     checks.append(_epsilon(job, charged))
     checks += _messages(folder, job, charged)
     return checks
@@ -76,7 +77,7 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
     """Check chains, counters and plan of all ledgers; `NOBODY` owns a trusted server's ledger, and clients that were never sampled may have none."""
     own, adjacency = digest(job.protocol), job.protocol.privacy.adjacency
-    trusted = job.protocol.privacy.trust == "trusted-server"
+    trusted = job.protocol.privacy.central
     problems: list[str] = []
     over: list[str] = []
     charged: dict[int, list[Any]] = {}
@@ -111,7 +112,7 @@ def _owners(folder: Path, job: Job) -> Iterator[tuple[int, Path, Callable[[], li
     algorithm, protocol, files = job.algorithm, job.protocol, RunFolder(folder)
     for entry in protocol.roster:
         yield entry.id, files.ledger(client_key(entry.id)), partial(algorithm.plan, entry), entry.noise_multiplier
-    if protocol.privacy.trust == "trusted-server":
+    if protocol.privacy.central:
         plan = partial(for_clients, algorithm.central_plan(), protocol.clients)
         yield NOBODY, files.ledger(CENTRAL_SERVER), plan, protocol.curator_noise_multiplier
 
@@ -133,13 +134,23 @@ def _name(owner: int) -> str:
     return "the trusted server" if owner == NOBODY else f"client {owner}"
 
 
+def _conditions(job: Job) -> Check:
+    """Check what each worker checked before it served the job."""
+    what = "the signed job meets the conditions of its epsilon"
+    try:
+        problem = unmet_condition(job.algorithm)
+    except DpcflError as error:
+        problem = str(error)
+    return Check(what, problem is None, problem or "sampling, adjacency, client state and declared releases")
+
+
 def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     """Recompute epsilon from the ledgers; for an unprotected run, that of the noisy part."""
     from dpcfl_net.privacy.accounting.accountant import epsilon
 
     privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
     paid = {client: [event for line in lines for event in line.events] for client, lines in charged.items()}
-    if privacy.trust == "trusted-server":  # clients send raw updates; the server's ledger holds what it published
+    if privacy.central:  # clients send raw updates; the server's ledger holds what it published
         published, clients = charged.get(NOBODY, []), job.protocol.clients if job.algorithm.capabilities.participations else [0]
         paid = {c: [event for _, events in charges_to(published, job, c) for event in events] for c in clients}
     reasons = {event.unprotected for events in paid.values() for event in events if event.unprotected}

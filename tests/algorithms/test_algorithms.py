@@ -396,6 +396,15 @@ def test_a_worker_refuses_unprotected_releases_that_the_job_does_not_own_up_to(t
     with pytest.raises(Refused, match=r"without a guarantee.*the job declares"):
         make_host(silent, 0, tmp_path / "ledgers")
 
+    def conditions(job, folder):
+        job_files.write_job(job, folder, tmp_path)
+        (check,) = [check for check in verify_run(folder) if "conditions" in check.what]
+        return check
+
+    assert conditions(job, tmp_path / "declared").holds
+    check = conditions(silent, tmp_path / "silent")
+    assert check.holds is False and check.detail.startswith("without a guarantee: ['")
+
 
 def test_a_budget_over_runs_takes_no_unprotected_run(tmp_path):
     with pytest.raises(ConfigError, match="no finite epsilon to compose"):
