@@ -403,7 +403,8 @@ def test_a_worker_refuses_unprotected_releases_that_the_job_does_not_own_up_to(t
 
     assert conditions(job, tmp_path / "declared").holds
     check = conditions(silent, tmp_path / "silent")
-    assert check.holds is False and check.detail.startswith("without a guarantee: ['")
+    assert check.holds is False
+    assert check.detail.startswith("without a guarantee: ['")
 
 
 def test_a_budget_over_runs_takes_no_unprotected_run(tmp_path):
