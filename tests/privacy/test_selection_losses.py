@@ -134,7 +134,7 @@ def test_narrow_ranges_scale():
 
 
 @pytest.mark.parametrize(
-    "extent", [1e-9, 1e-3, 0.02, 0.15, 1.0, 3.9, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (4.1, 6.0, 10.0))]
+    "extent", [1e-9, 1e-3, 0.02, 0.15, 1.0, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (3.9, 4.1, 6.0, 10.0))]
 )
 def test_not_above_renyi_accounting(extent):
     """Near count * extent, where both are exact but for the grid, by a ten thousandth."""
@@ -143,7 +143,7 @@ def test_not_above_renyi_accounting(extent):
             assert spent(extent, count, delta) <= spent(extent, count, delta, "rdp") * (1 + 1e-4 * (extent > 4))
 
 
-@pytest.mark.parametrize("extent", [15.0, 60.0, 300.0, 800.0, 1e4])
+@pytest.mark.parametrize("extent", [15.0, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (60.0, 300.0)), 800.0, 1e4])
 def test_wide_ranges_are_near_renyi_accounting(extent):
     """Where next to nothing is left between the truth and pure privacy, the coarser grid may cost more than the moments."""
     for count in (1, 20, 300):
@@ -155,7 +155,7 @@ def test_wide_ranges_are_near_renyi_accounting(extent):
 
 @pytest.mark.parametrize("count", [1, 20, pytest.param(100, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.slow)])
 def test_more_range_never_costs_less(count):
-    ranges = np.sort(np.concatenate([np.geomspace(1e-9, 1e3, 25), [b * s for b in BORDERS for s in (0.999, 1, 1.001, 1.02)]]))
+    ranges = np.sort(np.concatenate([np.geomspace(1e-9, 1e3, 13), [b * s for b in BORDERS for s in (0.999, 1, 1.001, 1.02)]]))
     found = [
         [spent(float(extent), count, delta) for delta in (1e-3, 1e-6, 1e-10)] for extent in ranges
     ]  # a range keeps its profiles
@@ -173,8 +173,11 @@ def test_every_further_selection_costs(extent):
     assert all(before <= after for before, after in pairwise(by_delta))
 
 
-@pytest.mark.parametrize("border", BORDERS)
-@pytest.mark.parametrize("delta", [1e-4, pytest.param(1e-8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("border", "delta"),
+    [(1e-4, 1e-4), (4.0, 1e-4)]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in [(500.0, 1e-4), *((border, 1e-8) for border in BORDERS)]],
+)
 def test_nothing_jumps_where_the_computation_changes(border, delta):
     """All counts of one range in a row: they share its profiles."""
     below, above = ([spent(border * (1 + side * 1e-9), count, delta) for count in COUNTS] for side in (-1, 1))

@@ -12,6 +12,7 @@ from scipy import stats
 from test_reproduce_runs import BEST, HONEST, MadeUp
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.reproduce import rr_mechanisms
 from dpcfl_net.reproduce.base import Earlier, OutOfTime, ReproductionResult, find, folder_name, registry, write
 from dpcfl_net.reproduce.claims import Claim, Comparison, Decision, judge
 from dpcfl_net.reproduce.planned import SETTINGS, read_earlier, read_rows
@@ -31,8 +32,31 @@ def judged_from(name, folder):
     return find(name)().compute(MadeUp({}, asked_seeds=0, known=read_earlier(folder)))
 
 
+def shares_by_budget() -> dict[float, dict[str, float]]:
+    """Published shares of right labels, by epsilon and mechanism."""
+    found: dict[float, dict[str, float]] = {}
+    for row in read_rows(MEASURED / "rr-cluster-labels-laptop" / "data.csv"):
+        if row["mechanism"]:
+            found.setdefault(row["budget"], {})[row["mechanism"]] = row["right"] / 100
+    return found
+
+
+@pytest.fixture
+def published_shares(monkeypatch):
+    """No computation of shares, which takes ten seconds; `test_published_shares_are_those_of_the_computation` does it."""
+    monkeypatch.setattr(rr_mechanisms, "right_labels", shares_by_budget().__getitem__)
+    monkeypatch.setattr(rr_mechanisms, "right_beside_sums", lambda budget: {})
+
+
+@pytest.mark.slow
+def test_published_shares_are_those_of_the_computation():
+    for budget, published in shares_by_budget().items():
+        computed = rr_mechanisms.right_labels(budget) | rr_mechanisms.right_beside_sums(budget)
+        assert published == pytest.approx(computed, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_verdicts_follow_from_the_published_lines(name):
+def test_published_verdicts_follow_from_the_published_lines(name, published_shares):
     folder = MEASURED / folder_name(find(name), "laptop")
     printed = json.loads((folder / "claims.json").read_text())["claims"]
     outcome = judged_from(name, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, SYSTEMS, ordering
 from dpcfl_net.results.result import Result
 
 HONEST = {"oracle": 0.74, "r-dpcfl": 0.73, "dp-ifca": 0.7, "local": 0.68, "mr-mtl": 0.67, "km-cdpfl": 0.57, "global": 0.57}
+
+
+@cache
+def settings_of(config: Path) -> dict:
+    return yaml.safe_load(config.read_text())
 
 
 @dataclass
@@ -48,8 +54,7 @@ class MadeUp:
         return [[result for result in self.results(*grid) if result.algorithm not in self.missing] for grid in grids]
 
     def results(self, config, axes):
-        assert (ROOT / config).exists()
-        settings = yaml.safe_load((ROOT / config).read_text())
+        settings = settings_of(ROOT / config)
         made = []
         for values in itertools.product(*axes.values()):
             at = dict(zip(axes, values, strict=True))

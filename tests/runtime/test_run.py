@@ -274,15 +274,21 @@ def wait_for_round(out, t, run) -> list[psutil.Process]:
     raise AssertionError(f"round {t} was not reached")
 
 
-def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_no_data(finished_run, undisturbed, tmp_path):
+def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_no_data(tmp_path):
     """The same signed job in separate processes; an audit hook writes down every file that the coordinator opens."""
+    few = {**SMALL["data"], "clients": [2, 1]}
+    done = dpcfl(
+        "run", write_config(tmp_path, data=few, algorithm={"name": "r-dpcfl", "clusters": 2}), "--out", tmp_path / "launched"
+    )
+    assert done.returncode == 0, done.stderr
+    launched = only_run(tmp_path / "launched")
     opened = tmp_path / "opened.txt"
     spy = (
         "import sys; log = open(sys.argv.pop(1), 'a', buffering=1)\n"
         "sys.addaudithook(lambda event, args: log.write(f'{args[0]}\\n') if event == 'open' else None)\n"
         "from dpcfl_net.launch.cli import main; main()"
     )
-    keys, operator = finished_run / "keys", finished_run / "operator.pub"
+    keys, operator = launched / "keys", launched / "operator.pub"
     from_operator = ["--keys", keys, "--operator-key", operator]
     free = ["--bind", "tcp://127.0.0.1:*"]
     run = tmp_path / "run"
@@ -300,13 +306,13 @@ def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_
         return path.read_text()
 
     try:
-        start("observer", finished_run, *free, *from_operator, "--out", run)
+        start("observer", launched, *free, *from_operator, "--out", run)
         observer = address("observer")
         # The coordinator gets a folder with the protocol and its signature, and nothing else of the job.
         public = tmp_path / "public"
         public.mkdir()
         for name in ("protocol.json", "protocol.json.sig", "roster.jsonl"):
-            (public / name).write_bytes((finished_run / name).read_bytes())
+            (public / name).write_bytes((launched / name).read_bytes())
         spied = [DPCFL[0], "-c", spy, opened]
         coordinator = start(
             "coordinator",
@@ -320,9 +326,9 @@ def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_
             prefix=[*map(str, spied)],
         )
         where = address("coordinator")
-        for client in range(8):
+        for client in range(3):
             start(
-                "worker", finished_run, "--client", client, "--connect", where, "--observer", observer, *from_operator,
+                "worker", launched, "--client", client, "--connect", where, "--observer", observer, *from_operator,
                 "--ledgers", tmp_path / "ledgers",
             )  # fmt: skip
         assert coordinator.wait(120) == 0
@@ -331,7 +337,7 @@ def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_
         for process in started:
             process.kill()
             process.wait()
-    assert last_models(run) == undisturbed
+    assert last_models(run) == last_models(launched)
     assert [line["round"] for line in runlog.read(run / "metrics.jsonl") if line["view"] == "observer"] == [1, 2, 3, 4, 5, 6]
     paths = opened.read_text()
     assert str(public / "protocol.json") in paths

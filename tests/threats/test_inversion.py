@@ -74,7 +74,7 @@ def recorded(tmp_path_factory) -> dict[str, Path]:
 def attacked(recorded) -> AttackResult:
     """The command on both runs."""
     raw, noisy = recorded["raw"], recorded["noisy"]
-    done = CliRunner().invoke(app, ["attack", "invert", str(raw), "--against", str(noisy), "--records", "2"])
+    done = CliRunner().invoke(app, ["attack", "invert", str(raw), "--against", str(noisy), "--records", "1"])
     assert done.exit_code == 0, done.output
     found, compared = (read_result(folder / "attacks" / "invert.json") for folder in (raw, noisy))
     assert found == compared
@@ -112,7 +112,7 @@ def test_inversion_recovers_the_image_without_noise_and_fails_with_it(evidence, 
     evidence.control(f"raw updates: {np.mean(raw['psnr']):.1f} dB, all labels")
     assert max(raw["distance"]) < MATCHED < 0.5 < min(noisy["distance"])  # 0.98 with a deviation of 0.005
 
-    unnoised = noiseless(recorded["noisy"], [0, 1], monkeypatch)
+    unnoised = noiseless(recorded["noisy"], [0], monkeypatch)
     truth, slices = reconstruction.read_truth(unnoised.job, None), sorted(unnoised.updates)
     shown = truth.pictures(reconstruction.reconstruct(unnoised, slices).records)
     reached = psnr(shown, truth.originals(slices)).mean()
@@ -174,7 +174,7 @@ def test_both_reports_show_the_grid_and_the_table(recorded, attacked):
         assert figure["data"][0]["source"].startswith("data:image/png;base64,")
         said = [note["text"] for note in figure["layout"]["annotations"]]
         assert "Reconstructed: noisy updates of epsilon 8, if the noise were secret" in said
-        assert sum(word.endswith(" dB") for word in said) == 4
+        assert sum(word.endswith(" dB") for word in said) == 2
         assert ">raw: raw updates</td>" in text
         assert "src=" not in text
 

@@ -84,7 +84,7 @@ def seen(trainer: Trainer, theta: np.ndarray, data: Images, noise: float, keys: 
 
 @pytest.mark.scenario(18)
 def test_a_record_that_overflows_is_not_seen_in_the_update(recorded, evidence):
-    module, target, many = models.build("digits-cnn", DIGITS, 10), 40, 120
+    module, target, many = models.build("digits-cnn", DIGITS, 10), 40, 60
     trainer = Trainer(module, clip=1.0, learning_rate=0.5, batch_size=20)
     (present, absent), first = with_and_without(target), models.initial("digits-cnn", DIGITS, 10, 0)
     crafted = overflowing(module, first, present.x[target:], KNOWN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -50,19 +51,24 @@ class Seen:
     def foreign_objects(self) -> dict[str, int]:
         return {name: count for name, count in self.facts["objects"].items() if name.startswith(FOREIGN)}
 
-    def secrets(self) -> list[str]:
-        """Which secrets of the experiment lie in memory, in any of the forms that they have anywhere."""
+    def secrets_and_records(self) -> tuple[list[str], int]:
+        """Which secrets of the experiment lie in memory, in any form, and how many training images: one pass for both."""
+        secrets, images = self._secrets(), self._images()
+        found = found_in(self.memory, [*itertools.chain(*secrets.values()), *images])
+        return [name for name, forms in secrets.items() if found & {*forms}], len(found & {*images})
+
+    def _secrets(self) -> dict[str, list[bytes]]:
+        """The secrets of the experiment, in any of the forms that they have anywhere."""
         part = self.job.experiment
-        forms = {
+        return {
             "salt": [part.salt.encode(), bytes.fromhex(part.salt)],
             "seed": number_forms(part.seed),
             "partition seed": number_forms(part.partition_seed),
             "slices": [json.dumps(part.slices, separators=(",", ":")).encode(), np.array(part.slices).tobytes()],
         }
-        return [name for name, needles in forms.items() if found_in(self.memory, needles)]
 
-    def records(self) -> int:
-        """How many of the clients' training images lie in memory, as bytes or as a network's input."""
+    def _images(self) -> list[bytes]:
+        """The clients' first training images, as bytes and as a network's input."""
         images: list[bytes] = []
         for entry in self.job.protocol.roster:
             settings, piece = client_slice(self.job, entry.id, None)
@@ -71,7 +77,7 @@ class Seen:
             raw = data._x[data._rows[:IMAGES]]
             for array in (raw, np.rot90(raw, piece.quarter_turns, axes=(2, 3)), inputs.numpy()):
                 images += [np.ascontiguousarray(one).tobytes() for one in array]
-        return len(found_in(self.memory, images))
+        return images
 
 
 def number_forms(value: int) -> list[bytes]:
@@ -80,19 +86,23 @@ def number_forms(value: int) -> list[bytes]:
     return [str(value).encode(), value.to_bytes(8, "little"), digits]
 
 
+def place(words: np.ndarray) -> np.ndarray:
+    """A number of 16 bits for each word of 8 bytes (Fibonacci hashing)."""
+    return (words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)
+
+
 def found_in(memory: bytes, needles: list[bytes]) -> set[bytes]:
     """Which of the needles, 8 bytes or more each, stand in memory: one pass for all, since one for each takes minutes."""
     anchors: dict[int, list[tuple[int, bytes]]] = {}
     for needle in needles:
         at = max(range(len(needle) - 7), key=lambda k: len(set(needle[k : k + 8])))  # its most varied eight bytes
         anchors.setdefault(int.from_bytes(needle[at : at + 8], "little"), []).append((at, needle))
-    size = np.uint64(65521)
-    table = np.zeros(int(size), bool)
-    table[np.array([*anchors], np.uint64) % size] = True
+    table = np.zeros(1 << 16, bool)
+    table[place(np.array([*anchors], np.uint64))] = True
     found = set()
     for shift in range(8):
         words = np.frombuffer(memory, "<u8", count=(len(memory) - shift) // 8, offset=shift)
-        for k in np.flatnonzero(table[words % size]).tolist():
+        for k in np.flatnonzero(table[place(words)]).tolist():
             for at, needle in anchors.get(int(words[k]), ()):
                 start = shift + 8 * k - at
                 if memory[start : start + len(needle)] == needle:
@@ -159,10 +169,10 @@ def test_its_memory_holds_no_seed_no_salt_and_no_record(run, forked):
     _, job, server = run
     assert len(server.memory) > 10_000_000  # it did look
     assert job.protocol.experiment_hash.encode() in server.memory
-    assert server.secrets() == []
-    assert server.records() == 0
-    assert {"salt", "seed", "partition seed"} <= set(forked.secrets())
-    assert forked.records() > IMAGES
+    assert server.secrets_and_records() == ([], 0)
+    secrets, records = forked.secrets_and_records()
+    assert {"salt", "seed", "partition seed"} <= set(secrets)
+    assert records > IMAGES
 
 
 def test_it_inherits_no_descriptor_no_mapping_and_no_environment(run):
