@@ -58,7 +58,7 @@ class Canaries:
         """Build the gradient of each slot.
 
         Args:
-            numbers: Canary numbers from 1, 0 for an empty slot, (slots,) int64.
+            numbers: Canary numbers from 1, (slots,) int64; any other number, as 0, is an empty slot.
             norm: Norm of the gradients.
             dtype: Their dtype.
 
@@ -66,7 +66,7 @@ class Canaries:
             norm * u_i with i = number - 1, zeros for empty slots, (slots, p).
         """
         values = torch.zeros((len(numbers), self.parameters), dtype=dtype)
-        held = torch.nonzero(numbers)
+        held = torch.nonzero((numbers >= 1) & (numbers <= self.count))  # the engine is also tried on random numbers
         places = self._places[numbers[held[:, 0]] - 1]
         values[held, places] = norm * torch.from_numpy(self._units).to(dtype)[places]
         return values

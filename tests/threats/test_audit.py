@@ -332,6 +332,7 @@ def test_canaries_are_orthonormal_and_see_every_coordinate():
     assert (np.abs(u).sum(0) > 0).all()
     vector = np.random.default_rng(0).standard_normal(1000)
     assert np.allclose(canaries.project(vector), u @ vector)
+    assert not canaries.gradients(torch.tensor([-301, -1, 0, 301]), 1.0, torch.float64).any()
     bits = [canaries.bits(client) for client in (0, 1)]
     assert not np.array_equal(*bits)
     assert all(abs(b.mean() - 0.5) < 0.16 for b in bits)  # 5.5 deviations
