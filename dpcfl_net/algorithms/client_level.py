@@ -91,7 +91,7 @@ class ClientLevel(Algorithm):
             )
         if sampling == "fixed" and adjacency != "replace-one":
             why = "the size of a fixed sample does not depend on the clients, so only replacement can be protected"
-            problems.append(f"algorithm.sampling is 'fixed': needs privacy.adjacency replace-one, {why}")
+            problems.append(f"algorithm.sampling is 'fixed': needs privacy.adjacency replace-one, since {why}")
         if sampling == "fixed" and abs(per_round - round(per_round)) > 1e-9:
             problems.append(
                 f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} clients is not a whole number"
@@ -99,7 +99,7 @@ class ClientLevel(Algorithm):
         holds_state = cls.capabilities_for(options, setting).holds_state
         if sampling == "fixed" and holds_state:
             why = "clients that keep a state reveal earlier samples, which a sample of fixed size does not hide"
-            problems.append(f"{cls.name} with these options needs Poisson sampling: {why}")
+            problems.append(f"{cls.name} with these options needs Poisson sampling, since {why}")
         return problems + cls.secure_problems(options, setting, holds_state)
 
     @staticmethod
@@ -121,7 +121,7 @@ class ClientLevel(Algorithm):
             )
         if visible and holds_state:
             problems.append(
-                "algorithm.sampling is 'visible': clients keep a state, which only secret coins hide; must be poisson"
+                "algorithm.sampling is 'visible': must be poisson, since clients keep a state, which only secret coins hide"
             )
         if secure and not visible and setting.local.deadline_s is None:
             why = "the time of an answer would tell which clients trained"

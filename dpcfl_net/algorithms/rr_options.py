@@ -81,11 +81,11 @@ def option_problems(options: RROptions, setting: Setting) -> list[str]:
         )
     sampling = sampling_of(options.sampling, setting.privacy.adjacency)
     if options.guarantee == "expected" and sampling == "fixed":
-        problems.append("algorithm.guarantee is 'expected': needs Poisson sampling, set privacy.adjacency zero-out")
+        problems.append("algorithm.guarantee is 'expected': needs Poisson sampling: set privacy.adjacency to zero-out")
     if options.guarantee != "expected" and sampling == "poisson":
         why = "the number of labels reveals whether a client took part"
         problems.append(
-            f"algorithm.guarantee is {options.guarantee!r}: needs privacy.adjacency replace-one and sampling fixed, {why}"
+            f"algorithm.guarantee is {options.guarantee!r}: needs privacy.adjacency replace-one and sampling fixed, since {why}"
         )
     if options.guarantee == "paper" and setting.privacy.accountant != "rdp":
         problems.append(
