@@ -92,9 +92,9 @@ def test_orderings_are_decided_by_enough_seeds_only(name):
     assert len({figure.key for figure in outcome.figures}) == len(outcome.figures) == 2 * len(CONFIGS["laptop"])
 
     few = find(name)().compute(MadeUp(HONEST))
-    # Two data sets: six seeds at epsilon 3 and 5, one each at 4, 10 and 15. CIFAR-10 with two shifts: one run.
-    assert len(few.rows) == (2 * 15 + 2) * len(SYSTEMS)
-    single = [one for text, one in verdicts(few).items() if not text.split(", ")[1].startswith(("epsilon 3:", "epsilon 5:"))]
+    # Two data sets: six seeds at epsilon 3, 5 and 10, one each at 4 and 15. CIFAR-10 with two shifts: one run.
+    assert len(few.rows) == (2 * 20 + 2) * len(SYSTEMS)
+    single = [one for text, one in verdicts(few).items() if not text.split(", ")[1].startswith(("epsilon 3:", "epsilon 5:", "epsilon 10:"))]
     assert {one.verdict for one in single} == {"undecided"}
 
     outcome = find(name)().compute(MadeUp({**HONEST, "local": 0.9, "dp-ifca": 0.9}, ("oracle", "dp-ifca"), asked_seeds=10))
@@ -118,7 +118,7 @@ def test_claims_about_systems_without_a_run_are_left_out():
     context = MadeUp(HONEST, missing=frozenset(SYSTEMS) - {"r-dpcfl", "local"})
     outcome = find("r-dpcfl/fig6")().compute(context)
     assert {text.split(": ")[1] for text in verdicts(outcome)} == {"r-dpcfl is above local in accuracy of all clients"}
-    assert (outcome.runs, outcome.planned_runs) == ((2 * 15 + 2) * 2, (2 * 15 + 2) * 7)
+    assert (outcome.runs, outcome.planned_runs) == ((2 * 20 + 2) * 2, (2 * 20 + 2) * 7)
     assert outcome.partial
     nothing = find("r-dpcfl/fig6")().compute(MadeUp(HONEST, missing=frozenset(SYSTEMS)))
     assert (nothing.rows, nothing.claims, nothing.figures) == ([], [], [])
