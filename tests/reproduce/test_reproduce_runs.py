@@ -94,7 +94,11 @@ def test_orderings_are_decided_by_enough_seeds_only(name):
     few = find(name)().compute(MadeUp(HONEST))
     # Two data sets: six seeds at epsilon 3, 5 and 10, one each at 4 and 15. CIFAR-10 with two shifts: one run.
     assert len(few.rows) == (2 * 20 + 2) * len(SYSTEMS)
-    single = [one for text, one in verdicts(few).items() if not text.split(", ")[1].startswith(("epsilon 3:", "epsilon 5:", "epsilon 10:"))]
+    single = [
+        one
+        for text, one in verdicts(few).items()
+        if not text.split(", ")[1].startswith(("epsilon 3:", "epsilon 5:", "epsilon 10:"))
+    ]
     assert {one.verdict for one in single} == {"undecided"}
 
     outcome = find(name)().compute(MadeUp({**HONEST, "local": 0.9, "dp-ifca": 0.9}, ("oracle", "dp-ifca"), asked_seeds=10))
