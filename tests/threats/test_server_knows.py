@@ -52,7 +52,7 @@ class Seen:
         return {name: count for name, count in self.facts["objects"].items() if name.startswith(FOREIGN)}
 
     def secrets_and_records(self) -> tuple[list[str], int]:
-        """Which secrets of the experiment lie in memory, in any form, and how many training images: one pass for both."""
+        """Search memory once: the names of the secrets that lie in it, and the number of training images."""
         secrets, images = self._secrets(), self._images()
         found = found_in(self.memory, [*itertools.chain(*secrets.values()), *images])
         return [name for name, forms in secrets.items() if found & {*forms}], len(found & {*images})
