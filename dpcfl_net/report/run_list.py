@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dpcfl_net.report.pages import html
@@ -27,6 +27,11 @@ class ListedRun:
     found: Found
     overview: Overview | None
     problem: str = ""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Its settings by dotted key."""
+        return self.overview.settings if self.overview is not None else {}
 
     @property
     def address(self) -> str:
@@ -58,6 +63,7 @@ class ListedRun:
         ]
 
 
+MOST_SHOWN, LONGEST = 8, 60  # settings of a line; characters of a value
 COLUMNS = ("algorithm", "rounds", "epsilon spent", "mean", "worst", "minority", "start")
 
 
@@ -74,12 +80,41 @@ def runs_page(root: str, runs: Sequence[ListedRun], notes: Sequence[str], served
         HTML.
     """
     ordered = sorted(runs, key=_age)
-    return html("runs.html.j2", [], served=served, root=root, runs=ordered, columns=COLUMNS, notes=notes)
+    telling = telling_settings(runs)
+    return html("runs.html.j2", [], served=served, root=root, runs=ordered, telling=telling, columns=COLUMNS, notes=notes)
+
+
+def telling_settings(runs: Sequence[ListedRun]) -> dict[str, list[str]]:
+    """Find what tells runs of the same name and algorithm apart.
+
+    Args:
+        runs: Runs and sweeps of the list.
+
+    Returns:
+        Settings as they are written on the command line, `local.lr=0.1`, by id; no entry for a run that nothing tells apart.
+    """
+    alike: dict[tuple[str, str], list[ListedRun]] = {}
+    for run in runs:
+        if run.overview is not None and run.settings:
+            alike.setdefault((run.name, run.overview.algorithm), []).append(run)
+    found = {}
+    for group in alike.values():
+        keys = dict.fromkeys(key for run in group for key in run.settings)
+        apart = [key for key in keys if len({run.settings.get(key) for run in group}) > 1]
+        for run in group:
+            if said := [f"{key}={_cut(run.settings.get(key, 'null'))}" for key in apart]:
+                more = len(said) - MOST_SHOWN
+                found[run.found.id] = said[:MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return found
 
 
 def started(shown: Overview) -> str:
     """Format the start in local time; a dash if it is unknown."""
     return "–" if shown.started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(shown.started))
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
 
 
 def _age(run: ListedRun) -> tuple[float, str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dpcfl_net.core.files import opened
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import parse
+from dpcfl_net.results.compare import dotted, word
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, actual_state, mapping, numbers, read_mapping, whole
 
@@ -36,6 +38,7 @@ class Overview:
         worst: Accuracy of the worst client.
         minority: Accuracy of the minority cluster.
         started: Start in seconds since the Unix epoch; None if unknown.
+        settings: Settings of the experiment by dotted key, with the seed; empty for a sweep, or if the file is missing.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Overview:
     worst: float | None = None
     minority: float | None = None
     started: float | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def fingerprint(folder: Path) -> Fingerprint:
@@ -88,6 +92,7 @@ class RunTail:
         self._observed: JsonLine = {}
         self._spent: JsonLine = {}
         self._first: JsonLine | None = None
+        self._config: JsonLine = {}
 
     def read(self) -> Overview:
         """Read new lines and return the key figures so far; missing and damaged files leave gaps.
@@ -97,7 +102,7 @@ class RunTail:
             OSError: If the folder has no locks.
         """
         run, protocol = read_mapping(self._files.run, []), read_mapping(self._files.protocol, [])
-        config = {} if run and protocol else read_mapping(self._files.config, [])  # YAML takes long
+        config = self._config = self._config or read_mapping(self._files.config, [])  # written once, and YAML takes long
         final, privacy = mapping(run, "final"), mapping(run, "privacy")
         # A folder with a lock and without run.json is being prepared, or was when its launcher ended.
         prepared = {"state": RUNNING} if self._files.lock.is_file() else {}
@@ -121,6 +126,7 @@ class RunTail:
             worst=number(said.get("accuracy_worst")),
             minority=number(said.get("accuracy_minority")),
             started=self._start(),
+            settings=settings(config),
         )
 
     def _read_metrics(self) -> None:
@@ -174,6 +180,16 @@ def of_sweep(name: str, cells: int, runs: Sequence[Overview]) -> Overview:
     starts = [run.started for run in runs if run.started is not None]
     algorithms = dict.fromkeys(run.algorithm for run in runs)
     return Overview(name, ", ".join(algorithms) or "–", state, done, cells, started=max(starts, default=None))
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of an experiment by dotted key, with the seed and without secrets.
+
+    Args:
+        config: Content of config.yaml.
+    """
+    found = {**dotted(config), "seed": config.get("seed")}
+    return {key: word(value) for key, value in found.items() if value is not None}
 
 
 def _newer(old: JsonLine, new: JsonLine) -> JsonLine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -226,6 +227,34 @@ def test_runs_are_sorted_newest_first_and_new_ones_appear(follower: Client, tmp_
     assert after.status == 200
     assert after.json["version"] != before.json["version"]
     assert follower.get("/state", If_None_Match=after.headers["ETag"]).status == 304
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_settings(follower: Client, tmp_path: Path) -> None:
+    for name, seed, rate in (("one", 0, 0.1), ("two", 0, 0.2), ("three", 1, 0.2)):
+        folder = write_comparable(tmp_path / name, seed=seed)
+        with (folder / "config.yaml").open("a", encoding="utf-8") as file:
+            file.write(f"local: {{lr: {rate}, clip: 0.5}}\noutput: {{evaluate_every: {seed + 1}}}\n")
+    write_comparable(tmp_path / "another", seed=7, name="of another name")
+    page = follower.listing(*(f">{name}<" for name in ("one", "two", "three", "another")))
+    said = {place: re.findall("<span>([^<]+)</span>", row) for place, row in re.findall(r'class="place">(\w+)<(.*)', page)}
+    assert said == {
+        "one": ["local.lr=0.1", "seed=0"], "two": ["local.lr=0.2", "seed=0"], "three": ["local.lr=0.2", "seed=1"], "another": [],
+    }  # fmt: skip
+
+
+def test_no_secret_of_a_run_is_listed_and_long_settings_are_cut(follower: Client, tmp_path: Path) -> None:
+    for name, secret in (("one", "ab" * 32), ("two", "cd" * 32)):
+        folder = write_comparable(tmp_path / name)
+        sizes = [100 + ord(name[0])] * 200
+        text = f"privacy: {{noise: seeded, noise_seed: {secret}}}\ndata: {{train_per_client: {sizes}, of {name}: '<b>'}}\n"
+        (folder / "config.yaml").write_text(f"name: fmnist-r-dpcfl\n{text}", encoding="utf-8")
+    page = follower.listing(">one<", ">two<")
+    assert "…</span>" in page
+    assert "data.of one=&lt;b&gt;" in page
+    assert "data.of one=null" in page
+    assert max(len(setting) for setting in re.findall("<span>([^<]+)</span>", page)) < 100
+    assert "ab" * 32 not in page
+    assert "cd" * 32 not in page
 
 
 def test_names_from_files_are_escaped(follower: Client, tmp_path: Path) -> None:
