@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 from dpcfl_net.clustering.metrics import minority
@@ -219,6 +220,31 @@ def round_line(
         "marker": {"symbol": symbol, "size": 7},
         "hovertemplate": f"{name}, round %{{x}}: %{{y:.3g}}<extra></extra>",
     }
+
+
+def spread(name: str, shade: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+    """Draw a band of one standard deviation around means, with gaps where fewer than two values are: they show no spread.
+
+    Args:
+        name: Legend entry with which the band appears and disappears.
+        shade: Name of its colour.
+        x: Places, in order.
+        values: Values at each place.
+
+    Returns:
+        The band's trace; none if it has no two neighbouring places with a spread.
+    """
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for several, places in groupby(zip(x, values, strict=True), lambda place: len(place[1]) > 1):
+        part = [(at, statistics.fmean(own), statistics.stdev(own)) for at, own in places] if several else []
+        if len(part) > 1:
+            gap = [None] if xs else []
+            xs += [*gap, *(at for at, _, _ in part), *(at for at, _, _ in reversed(part))]
+            ys += [*gap, *(mean + wide for _, mean, wide in part), *(mean - wide for _, mean, wide in reversed(part))]
+    look = {"mode": "lines", "fill": "toself", "fillcolor": shade, "opacity": 0.18, "line": {"width": 0}}
+    hidden = {"type": "scatter", "legendgroup": name, "showlegend": False, "hoverinfo": "skip"}
+    return [{**hidden, **look, "x": xs, "y": ys}] if xs else []
 
 
 def quantile_lines(rows: Mapping[int, Sequence[float | None]], form: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec
+from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec, spread
 from dpcfl_net.report.time_section import time_unit
 from dpcfl_net.results.compare import Row
 
@@ -101,17 +101,8 @@ def styles(rows: Sequence[Row], names: Sequence[str]) -> list[Style]:
 def _band(style: Style, rounds: Sequence[int], curves: Sequence[dict[int, float]]) -> list[dict[str, Any]]:
     values = [[curve[at] for curve in curves] for at in rounds]
     means = [statistics.fmean(own) for own in values]
-    spreads = [statistics.stdev(own) if len(own) > 1 else 0.0 for own in values]
     name, shade = style.name, style.colour
-    found: list[dict[str, Any]] = []
-    if any(spreads):
-        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-        found.append({
-            "type": "scatter", "mode": "lines", "legendgroup": name, "showlegend": False, "hoverinfo": "skip",
-            "x": [*rounds, *rounds[::-1]], "y": [*high, *low[::-1]], "fill": "toself", "fillcolor": shade, "opacity": 0.18,
-            "line": {"width": 0},
-        })  # fmt: skip
+    found = spread(name, shade, rounds, values)
     found.append({
         "type": "scatter", "mode": "lines", "name": name, "legendgroup": name, "x": list(rounds), "y": means,
         "line": {"color": shade, "width": 2, "dash": style.dash},

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import SweepFolder
-from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec, symbol
+from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec, spread, symbol
 from dpcfl_net.report.overlay import by_round, over_time
 from dpcfl_net.report.pages import study
 from dpcfl_net.report.served import Served
@@ -25,7 +25,7 @@ MEASURES = (
 )
 CENTRAL = ("accuracy_central", "Accuracy on the central test set")  # only of runs with one
 RECOVERED = (("clusters_recovered", "Every cluster recovered"), ("minority_recovered", "Minority cluster recovered"))
-BAND = "Line: mean over seeds; band: one standard deviation; points: single runs."
+BAND = "Line: mean over seeds; band: one standard deviation, where there are several seeds; points: single runs."
 POINTS = "Bar: mean over seeds; points: single runs."
 LINE = 34  # letters in a line of a label
 Series = tuple[str, list[Row]]
@@ -238,13 +238,11 @@ def _line(key: str, name: str, rows: Sequence[Row], index: int) -> list[dict[str
     free = any(math.isinf(row.epsilon) for _, _, row in points)
     shade, at = colour(index), [x for x, _, _ in points]
     means = [statistics.fmean(values) for _, values, _ in points]
-    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values, _ in points]
-    edges = [m + s for m, s in zip(means, spreads, strict=True)] + [m - s for m, s in zip(means, spreads, strict=True)][::-1]
     label = f"{name} (unprotected)" if free else name
     common = {"type": "scatter", "legendgroup": name, "hoverinfo": "skip", "showlegend": False}
     dash = "dot" if free else DASHES[index % len(DASHES)]
     return [
-        {**common, "x": at + at[::-1], "y": edges, "fill": "toself", "fillcolor": shade, "opacity": 0.18, "line": {"width": 0}, "mode": "lines"},
+        *spread(name, shade, at, [values for _, values, _ in points]),
         {
             **common,
             "mode": "markers",

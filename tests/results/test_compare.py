@@ -234,6 +234,24 @@ def test_runs_are_laid_over_each_other_by_round_with_bands_over_seeds(tmp_path):
     assert "97.0 +- 0.0" in done.stdout
 
 
+def test_a_band_over_epsilon_has_a_gap_where_only_one_seed_was_run(tmp_path):
+    """A band that narrows to a line there would say that seeds agree."""
+    seeds = {1.0: 2, 2.0: 2, 3.0: 1, 5.0: 2, 10.0: 2}
+    for epsilon, count in seeds.items():
+        for seed in range(count):
+            folder, terms = tmp_path / f"{epsilon}-{seed}", {"epsilon": epsilon}
+            write_result(folder, seed=seed, accuracy=epsilon / 100 + seed / 50, privacy=terms, terms=terms)
+    done = dpcfl("compare", *tmp_path.iterdir(), "--force", "--page", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    traces = drawn(tmp_path / "page.html")["accuracy_mean"]["data"]
+    (band,) = (trace for trace in traces if trace.get("fill"))
+    assert band["x"] == [1, 2, 2, 1, None, 5, 10, 10, 5]
+    wide = np.std([0, 2], ddof=1)
+    assert band["y"][:4] == pytest.approx([2 + wide, 3 + wide, 3 - wide, 2 - wide], abs=1e-4)
+    (mean,) = (trace for trace in traces if trace.get("name"))
+    assert mean["x"] == [*seeds]
+
+
 def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
     missing = {"accuracy_minority": None, "clusters_recovered": None, "minority_recovered": None}
     (row,) = cells(compare_table.table(compare.rows([read_result(write_result(tmp_path / "a", final=missing))])))
