@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpcfl_net.report.pages import html
 from dpcfl_net.report.served import Served, epsilon, progress
@@ -22,16 +22,18 @@ class ListedRun:
         found: Id and place.
         overview: Its key figures; None if its files cannot be read.
         problem: Reason why they cannot.
+        settings: Settings by dotted key of a run that shares name and algorithm with another.
     """
 
     found: Found
     overview: Overview | None
     problem: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def settings(self) -> Mapping[str, str]:
-        """Its settings by dotted key."""
-        return self.overview.settings if self.overview is not None else {}
+    def family(self) -> tuple[str, str, str]:
+        """Kind, name and algorithm; settings tell apart runs that have these in common."""
+        return self.found.kind, self.name, "" if self.overview is None else self.overview.algorithm
 
     @property
     def address(self) -> str:
@@ -93,10 +95,10 @@ def telling_settings(runs: Sequence[ListedRun]) -> dict[str, list[str]]:
     Returns:
         Settings as they are written on the command line, `local.lr=0.1`, by id; no entry for a run that nothing tells apart.
     """
-    alike: dict[tuple[str, str], list[ListedRun]] = {}
+    alike: dict[tuple[str, str, str], list[ListedRun]] = {}
     for run in runs:
-        if run.overview is not None and run.settings:
-            alike.setdefault((run.name, run.overview.algorithm), []).append(run)
+        if run.settings:
+            alike.setdefault(run.family, []).append(run)
     found = {}
     for group in alike.values():
         keys = dict.fromkeys(key for run in group for key in run.settings)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpcfl_net.core.files import opened
 from dpcfl_net.core.run_folder import RunFolder
@@ -38,7 +37,6 @@ class Overview:
         worst: Accuracy of the worst client.
         minority: Accuracy of the minority cluster.
         started: Start in seconds since the Unix epoch; None if unknown.
-        settings: Settings of the experiment by dotted key, with the seed; empty for a sweep, or if the file is missing.
     """
 
     name: str
@@ -54,7 +52,6 @@ class Overview:
     worst: float | None = None
     minority: float | None = None
     started: float | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def fingerprint(folder: Path) -> Fingerprint:
@@ -102,7 +99,7 @@ class RunTail:
             OSError: If the folder has no locks.
         """
         run, protocol = read_mapping(self._files.run, []), read_mapping(self._files.protocol, [])
-        config = self._config = self._config or read_mapping(self._files.config, [])  # written once, and YAML takes long
+        config = {} if run and protocol else self._read_config()
         final, privacy = mapping(run, "final"), mapping(run, "privacy")
         # A folder with a lock and without run.json is being prepared, or was when its launcher ended.
         prepared = {"state": RUNNING} if self._files.lock.is_file() else {}
@@ -126,8 +123,18 @@ class RunTail:
             worst=number(said.get("accuracy_worst")),
             minority=number(said.get("accuracy_minority")),
             started=self._start(),
-            settings=settings(config),
         )
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings of the experiment by dotted key, with the seed and without secrets; empty if the file is missing."""
+        config = self._read_config()
+        found = {**dotted(config), "seed": config.get("seed")}
+        return {key: word(value) for key, value in found.items() if value is not None}
+
+    def _read_config(self) -> JsonLine:
+        """Read config.yaml, once: it is written before a run starts, and YAML takes milliseconds."""
+        self._config = self._config or read_mapping(self._files.config, [])
+        return self._config
 
     def _read_metrics(self) -> None:
         """Keep the newest line of each kind."""
@@ -180,16 +187,6 @@ def of_sweep(name: str, cells: int, runs: Sequence[Overview]) -> Overview:
     starts = [run.started for run in runs if run.started is not None]
     algorithms = dict.fromkeys(run.algorithm for run in runs)
     return Overview(name, ", ".join(algorithms) or "–", state, done, cells, started=max(starts, default=None))
-
-
-def settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of an experiment by dotted key, with the seed and without secrets.
-
-    Args:
-        config: Content of config.yaml.
-    """
-    found = {**dotted(config), "seed": config.get("seed")}
-    return {key: word(value) for key, value in found.items() if value is not None}
 
 
 def _newer(old: JsonLine, new: JsonLine) -> JsonLine:

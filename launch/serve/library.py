@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
@@ -89,7 +90,9 @@ class Library:
         """
         with self._reading:
             if (start := time.monotonic()) > self._lines_until:
-                self._lines = [self._line(found) for found in self.listing().found.values()]
+                lines = [self._line(found) for found in self.listing().found.values()]
+                alike = Counter(line.family for line in lines)
+                self._lines = [self._with_settings(line) if alike[line.family] > 1 else line for line in lines]
                 end = time.monotonic()
                 self._lines_until = end + REST * (end - start)
             return self._lines
@@ -125,6 +128,11 @@ class Library:
             return ListedRun(found, self.shown(found).overview)
         except ConfigError as error:
             return ListedRun(found, None, str(error))
+
+    def _with_settings(self, line: ListedRun) -> ListedRun:
+        with self._lock:
+            known = self._known.get(line.found.folder)
+            return line if known is None else replace(line, settings=known.tail.settings())
 
     def _refuse_links(self, folder: Path) -> None:
         if link := leads_out(self.root, folder):
