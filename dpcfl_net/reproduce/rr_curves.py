@@ -45,8 +45,8 @@ class Curves(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         cells = [
             (system, epsilon, seed)
-            for seed in context.seeds(SEEDS[context.scale])
             for epsilon in sorted(self.epsilons, key=lambda epsilon: epsilon != MIDDLE)
+            for seed in context.seeds(SEEDS[context.scale])
             for system in self.systems
         ]
         path = packaged(f"rr_cluster/{CONFIGS[context.scale]}")
