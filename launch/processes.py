@@ -162,6 +162,7 @@ class FederationRun:
             None if self.chaos is None else self.chaos.message_faults,
             runtime.pause_s,
             runtime.durable,
+            self.config.audit.canaries > 0,
         )
         with self._pipes.renewed() as descriptors:
             self._fork(COORDINATOR, spec, role_environment(), descriptors)

@@ -206,16 +206,19 @@ def _audit(config: Config, clients: int, secret: bytes) -> Audit | None:
     chosen = config.audit.client
     if not config.audit.canaries:
         return None
-    return Audit(
-        canaries=config.audit.canaries, clients=list(range(clients)) if chosen == "all" else [chosen], secret=secret.hex()
-    )
+    audited = [chosen] if chosen != "all" else list(range(clients))
+    if config.privacy.unit == "client":
+        audited = audited[: config.audit.canaries]
+    return Audit(canaries=config.audit.canaries, clients=audited, secret=secret.hex())
 
 
 def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
     """Reasons why canaries cannot measure this run."""
     algorithm, asked, problems = algorithm_of(protocol), f"audit.canaries is {audit.canaries}:", []
-    entries = [protocol.client(client) for client in audit.clients]
-    if not all(any(isinstance(slot, DPSGDSlot | SecureSlot) for slot in algorithm.plan(entry)) for entry in entries):
+    entries, whole = [protocol.client(client) for client in audit.clients], protocol.privacy.unit == "client"
+    if not whole and not all(
+        any(isinstance(slot, DPSGDSlot | SecureSlot) for slot in algorithm.plan(entry)) for entry in entries
+    ):
         problems.append(f"{asked} the plan of {protocol.algorithm} holds no DP-SGD")
     if set(protocol.unprotected) - {SEEDED}:
         problems.append(f"{asked} {protocol.algorithm} claims no finite epsilon ({protocol.unprotected[0]})")
@@ -225,7 +228,7 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
             "audit.client must be the number of one client"
         )
     fewest = min(entry.records for entry in entries)
-    if audit.canaries > fewest:
+    if audit.canaries > fewest and not whole:
         problems.append(f"{asked} must be at most the {fewest} records of a client")
     if audit.canaries > protocol.model.parameters:
         problems.append(f"{asked} must be at most the {protocol.model.parameters} parameters of {protocol.model.name}")

@@ -263,21 +263,43 @@ def _audit_problems(config: Config) -> list[str]:
     if not audit.canaries:
         return []
     problems, asked = [], f"audit.canaries is {audit.canaries}:"
-    if privacy.unit == "client" or config.capabilities.plain_sgd:
-        problems.append(
-            f"{asked} canaries are records under DP-SGD, which {config.algorithm['name']} with privacy.unit {privacy.unit!r} "
-            "does not run"
-        )
+    if config.ledger.scope == "dataset":
+        problems.append(f"{asked} canaries are not records: ledger.scope must be 'run', got 'dataset'")
+    if privacy.unit == "client":
+        return problems + _client_audit_problems(config, asked)
+    if config.capabilities.plain_sgd:
+        problems.append(f"{asked} canaries are records under DP-SGD, which {config.algorithm['name']} does not run")
     if config.runtime.federation == "in-process":
         problems.append(f"{asked} the audit reads a transcript: runtime.federation must be 'network'")
     elif config.output.transcript != "full":
         problems.append(
             f"{asked} the audit reads a transcript: output.transcript must be 'full', got {config.output.transcript!r}"
         )
-    if config.ledger.scope == "dataset":
-        problems.append(f"{asked} canaries are not records: ledger.scope must be 'run', got 'dataset'")
     if audit.client != "all" and not 0 <= audit.client < clients:
         problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
+    return problems
+
+
+def _client_audit_problems(config: Config, asked: str) -> list[str]:
+    """Problems of an audit of whole clients."""
+    audit, able, clients, name = config.audit, config.capabilities, config.data.client_count, config.algorithm["name"]
+    problems = []
+    if not config.privacy.central:
+        problems.append(
+            f"{asked} whole clients are audited by the releases of a trusted server: privacy.trust must be 'trusted-server', got "
+            f"{config.privacy.trust!r}"
+        )
+    if able.asynchronous or able.holds_state or able.shared_models:
+        problems.append(
+            f"{asked} {name} with these options is asynchronous, keeps a state in its clients or trains more than one model in a task, "
+            "and the audit knows one update of each client in the sum of one secret sample"
+        )
+    if audit.client != "all":
+        problems.append(
+            f"audit.client is {audit.client}: must be all with privacy.unit client, where each client is one canary"
+        )
+    if audit.canaries > clients:
+        problems.append(f"{asked} must be at most the {clients} clients, each of which is one canary")
     return problems
 
 

@@ -302,7 +302,8 @@ class AuditSettings(Section):
         default=0,
         ge=0,
         le=1_000_000,
-        description="canaries in the record slots of an audited client, which has no other records, for `dpcfl audit`; 0: none",
+        description="canaries in the record slots of an audited client, which has no other records, for `dpcfl audit`; with privacy.unit "
+        "client: the number of clients that are a canary each, while others send zeros; 0: none",
     )
     client: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)] | Literal["all"] = Field(
         default="all", description="audited client of the roster; its accuracy is meaningless"

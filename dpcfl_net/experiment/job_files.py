@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
@@ -31,12 +32,15 @@ from dpcfl_net.transport.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_p
 if TYPE_CHECKING:
     from dpcfl_net.privacy.canaries import Canaries
 
+ALL_CLIENTS = 0  # number from which the bits of clients that are canaries are drawn
+
 
 class Audit(FrozenModel):
-    """Clients with canaries in place of records.
+    """Clients with canaries in place of records, or clients that are canaries.
 
     Attributes:
-        canaries: Record slots for canaries of each audited client.
+        canaries: Record slots for canaries of each audited client; with privacy.unit client, the number of audited clients, each of
+            which is one canary.
         clients: Audited clients.
         secret: Hex secret of directions and bits, drawn before the run.
     """
@@ -51,9 +55,34 @@ class Audit(FrozenModel):
         Args:
             parameters: Number of parameters p.
         """
-        from dpcfl_net.privacy.canaries import Canaries
+        return _canaries(self.canaries, parameters, self.secret)
 
-        return Canaries(self.canaries, parameters, bytes.fromhex(self.secret))
+    def update(self, protocol: Protocol, client: int) -> np.ndarray:
+        """Return the update of a client of a job with privacy.unit client, before clipping.
+
+        Args:
+            protocol: The signed protocol.
+            client: Client id.
+
+        Returns:
+            (p,) float64: zeros for clients that are no canaries.
+        """
+        from dpcfl_net.privacy.canaries import GAIN
+
+        parameters = protocol.model.parameters
+        if client not in self.clients:
+            return np.zeros(parameters)
+        canaries = self.in_model(parameters)
+        out = -1.0 if protocol.privacy.adjacency == "replace-one" else 0.0
+        sign = 1.0 if canaries.bits(ALL_CLIENTS)[client] else out
+        return sign * canaries.vector(client, GAIN * protocol.local.clip)
+
+
+@lru_cache(maxsize=1)  # the clients of a process share them
+def _canaries(count: int, parameters: int, secret: str) -> Canaries:
+    from dpcfl_net.privacy.canaries import Canaries
+
+    return Canaries(count, parameters, bytes.fromhex(secret))
 
 
 class Experiment(FrozenModel):

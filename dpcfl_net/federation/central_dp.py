@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol as Job
@@ -24,7 +25,22 @@ from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.slots import Slot, for_clients, slot_of
 
 CENTRAL_SERVER = "curator"
+PUBLISHED = "published"  # in the folder of the server's ledger
 NOBODY = -1  # client id of the gate of a trusted server, which is not in the roster
+
+
+def published(ledger: Path) -> Iterator[tuple[int, str, Arrays]]:
+    """Read the releases that a trusted server kept, in the order of rounds.
+
+    Args:
+        ledger: Folder of the server's ledger.
+
+    Yields:
+        Round, central step, and tensors by name.
+    """
+    for path in sorted((ledger / PUBLISHED).glob("round_*.msgpack")):
+        _, number, kind = path.stem.split("_", 2)
+        yield int(number), kind, unpack(path.read_bytes())
 
 
 class CentralServerSide(Protocol):
@@ -45,14 +61,15 @@ class CentralDPServer:
         algorithm: The job's algorithm.
         ledger: The server's ledger.
         noise_seed: Seed of the noise; None: noise of the operating system.
+        keep: Keep every release as it was published, for an audit.
 
     Attributes:
         shown: Facts that the central steps of the last round gave to the observer (`show_observer`); they are not in the releases.
         gate: The server's privacy gate.
     """
 
-    def __init__(self, algorithm: CentralServerSide, ledger: Ledger, noise_seed: bytes | None) -> None:
-        self._algorithm, self._ledger = algorithm, ledger
+    def __init__(self, algorithm: CentralServerSide, ledger: Ledger, noise_seed: bytes | None, *, keep: bool = False) -> None:
+        self._algorithm, self._ledger, self._keep = algorithm, ledger, keep
         self._steps, protocol = central_steps(algorithm), algorithm.protocol
         self.shown: dict[str, Any] = {}
         self._shown_in = 0
@@ -63,7 +80,13 @@ class CentralDPServer:
 
     @classmethod
     def of(
-        cls, algorithm: CentralServerSide, ledgers: Path, noise_seed: bytes | None, *, durable: bool = True
+        cls,
+        algorithm: CentralServerSide,
+        ledgers: Path,
+        noise_seed: bytes | None,
+        *,
+        durable: bool = True,
+        keep: bool = False,
     ) -> CentralDPServer | None:
         """Open the central server of a job.
 
@@ -72,6 +95,7 @@ class CentralDPServer:
             ledgers: Folder of the ledgers.
             noise_seed: Noise seed of a run with seeded noise; otherwise None.
             durable: Write the ledger with fsync.
+            keep: As for the class.
 
         Returns:
             The server; None if the job trusts no server.
@@ -86,7 +110,7 @@ class CentralDPServer:
         seed = None if noise_seed is None else derive(noise_seed, CENTRAL_SERVER)
         with ExitStack() as stack:
             ledger = stack.enter_context(Ledger(ledgers / CENTRAL_SERVER, owner=owner, durable=durable))
-            server = cls(algorithm, ledger, seed)
+            server = cls(algorithm, ledger, seed, keep=keep)
             stack.pop_all()
         return server
 
@@ -137,6 +161,10 @@ class CentralDPServer:
             return None
         if answer.status != "release":
             raise RunFailed(f"the central server's gate refused round {fed.round}: {answer.code} {answer.reason}")
+        if self._keep:
+            folder = self._ledger.folder / PUBLISHED
+            folder.mkdir(mode=0o700, exist_ok=True)
+            write_atomically(folder / f"round_{task.round:06d}_{kind}.msgpack", bytes(answer.release), mode=0o600)
         return unpack(answer.release)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
-"""Canaries: synthetic records with known orthonormal gradients, included by secret bits, for empirical privacy audits of DP-SGD.
+"""Canaries: synthetic records or clients in known orthonormal directions, included by secret bits, for empirical privacy audits.
 
-An excluded canary is an empty slot, like a record that zero-out adjacency replaces by nothing. Sources: Steinke, Nasr, Jagielski
+An excluded canary is an empty slot, like a record that zero-out adjacency replaces by nothing. A client is a canary by its update
+(`vector`): excluded, it sends zeros, or under replace-one adjacency the opposite update. Sources: Steinke, Nasr, Jagielski
 2023 (one-run audits); Nasr et al. 2023 (gradients that are chosen, not computed).
 """
 
@@ -14,7 +15,7 @@ import torch
 from dpcfl_net.privacy.clipping import GradientBlock, Rows
 from dpcfl_net.privacy.randomness import derive, stream
 
-GAIN = 4.0  # a canary's gradient norm over the clip norm, so that clipping takes effect
+GAIN = 4.0  # norm of a canary's gradient or update over the clip norm, so that clipping takes effect
 
 
 class Canaries:
@@ -53,6 +54,10 @@ class Canaries:
         padded = np.zeros(width * self.count)
         np.multiply(vector, self._units, out=padded[: self.parameters])
         return padded.reshape(width, self.count).sum(0)
+
+    def vector(self, number: int, norm: float) -> np.ndarray:
+        """Return norm * u_i with i = number, from 0; (p,) float64."""
+        return norm * np.where(np.arange(self.parameters) % self.count == number, self._units, 0.0)
 
     def gradients(self, numbers: torch.Tensor, norm: float, dtype: torch.dtype) -> torch.Tensor:
         """Build the gradient of each slot.

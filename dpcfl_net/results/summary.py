@@ -17,6 +17,7 @@ from dpcfl_net.core.errors import ConfigError, LedgerError
 from dpcfl_net.core.files import check_fields, read_object
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.job_reader import read_protocol
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
@@ -146,7 +147,7 @@ def _privacy(
     """Privacy statement of the job, with what this run adds to it and what it has spent."""
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
-        privacy["audited"] = audited(job.experiment.audit, job.protocol.privacy.secure)
+        privacy["audited"] = audited(job.experiment.audit, job.protocol)
     if job.experiment.data.get("evaluate") == "validation":
         privacy["not_covered"] = [VALIDATED if line == TESTED else line for line in privacy["not_covered"]]
     if any("f_acc" in line for line in observed):
@@ -205,13 +206,17 @@ def last_numbers(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in found if number(value) is not None}
 
 
-def audited(audit: Audit, secure: bool) -> str:
+def audited(audit: Audit, protocol: Protocol) -> str:
     """Describe the canaries of an audited run in one sentence.
 
     Args:
         audit: The audit.
-        secure: True if the run has secure sums.
+        protocol: The signed protocol.
     """
+    secure = protocol.privacy.secure
+    if protocol.privacy.unit == "client":
+        others = "the others sent zeros" if audit.canaries < len(protocol.roster) else "none held data"
+        return f"{audit.canaries} of {len(protocol.roster)} clients were canaries and {others}, for an audit: the accuracy is meaningless"
     one = len(audit.clients) == 1
     who = f"client {audit.clients[0]}" if one else f"{len(audit.clients)} clients"
     measured = (

@@ -18,6 +18,7 @@ from dpcfl_net.data import cache
 from dpcfl_net.data.slices import Split
 from dpcfl_net.experiment.job_files import Job, check_model, client_records, client_slice
 from dpcfl_net.federation.canary_client import AuditedHost
+from dpcfl_net.federation.canary_update import CanaryUpdateHost
 from dpcfl_net.federation.capabilities import ClientSide
 from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client_host import ClientHost, open_ledger
@@ -107,8 +108,11 @@ def _host(
     job: Job, client: int, ledger: Ledger, open_data: Callable[[Split], Any], engine: Callable[[], Engine] | None,
     identity: bytes | None,
 ) -> ClientHost:  # fmt: skip
-    """Make the runtime of a client, or of one that holds canaries in an audited run."""
+    """Make the runtime of a client, or of one that holds canaries or is one in an audited run."""
     noise_seed, audit = job.experiment.noise, job.experiment.audit
+    if audit is not None and job.protocol.privacy.unit == "client":
+        update = audit.update(job.protocol, client)
+        return CanaryUpdateHost(job.algorithm, client, ledger, open_data, update, noise_seed)
     if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
         canaries = audit.in_model(job.protocol.model.parameters)
         present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)

@@ -105,7 +105,10 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     with ExitStack() as stack:
         records = stack.enter_context(closing(ServerRecords(spec.folder, protocol, algorithm)))
         transcript = stack.enter_context(closing(Transcript(files.transcript, spec.transcript)))
-        central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol), durable=spec.durable)
+        central_server = CentralDPServer.of(
+            algorithm, files.ledgers, _noise_seed(spec.keys, protocol), durable=spec.durable,
+            keep=spec.keep_releases,
+        )  # fmt: skip
         if central_server is not None:
             stack.enter_context(closing(central_server))
         outbox = _outbox(spec, protocol, pair, news)

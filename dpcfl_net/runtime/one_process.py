@@ -145,7 +145,9 @@ def federation(
         else:
             fed = VirtualFederation(job.protocol, hosts, clock, quorum=quorum, check=check)
         durable = job.protocol.ledger_scope == "dataset"
-        central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=durable)
+        central_server = CentralDPServer.of(
+            job.algorithm, ledgers, job.experiment.noise, durable=durable, keep=job.experiment.audit is not None
+        )
         if central_server is not None:
             stack.enter_context(closing(central_server))
         fed.central_server = central_server

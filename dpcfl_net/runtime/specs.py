@@ -35,6 +35,7 @@ class CoordinatorSpec:
         lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
         faults: Message faults to inject, for tests; None: no faults.
         durable: Flush checkpoints, and the ledger of a trusted server, to the disk.
+        keep_releases: Keep what a trusted server publishes, for an audit of whole clients.
     """
 
     protocol: Path
@@ -54,6 +55,7 @@ class CoordinatorSpec:
     faults: MessageFaults | None = None
     pause_s: float = 0.0
     durable: bool = True
+    keep_releases: bool = False
 
 
 @dataclass(frozen=True)

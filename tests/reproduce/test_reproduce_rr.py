@@ -63,7 +63,11 @@ def test_a_part_of_figure_1_has_the_claims_of_its_runs(tmp_path):
     assert {Path(path).stem for path, _ in context.cells} == {"paper_fmnist_balanced"}
     assert told(outcome) == ["undecided"] * 3
     assert outcome.notes[0].startswith("A CNN with 100 rounds")
-    assert [[cell[:4] for cell in row] for row in outcome.tables[0].rows] == [["DP-F", "62.0"], ["DP-I", "60.0"], ["RR-C", "63.0"]]
+    assert [[cell[:4] for cell in row] for row in outcome.tables[0].rows] == [
+        ["DP-F", "62.0"],
+        ["DP-I", "60.0"],
+        ["RR-C", "63.0"],
+    ]
     start = find("rr-cluster/fig1")().compute(MadeUp(tmp_path / "1", reach, lines_of(lambda own: 0.5), most=1))
     assert (told(start), [figure.key for figure in start.figures]) == ([], ["epsilon-4"])
     assert told(find("rr-cluster/fig2")().compute(MadeUp(tmp_path / "0", reach, most=0))) == []

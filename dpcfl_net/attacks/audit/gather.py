@@ -25,7 +25,7 @@ TWO_CLIENTS, SEED = "difference of two clients", "less the seed's noise"
 
 @dataclass(frozen=True)
 class Scores:
-    """One score of n canaries in one view. The last three are set for the likelihood only.
+    """One score of n canaries in one view. The last three are set for the likelihood only, `totals` unless a canary that is out sends.
 
     Attributes:
         view: Name of the view.

@@ -41,7 +41,7 @@ def judge(
 ) -> list[Bounds]:
     """Compute bounds and test the claim.
 
-    Each score is tested by guesses and against the nominal trade-off; the likelihood also by its tail and its noise. All tests
+    Each score is tested by guesses and against the nominal trade-off; one with totals also by its tail, one with squares by its noise. All tests
     share one level (Bonferroni). The mu-GDP bound is not a test: where the nominal curve allows the point of the
     Gaussian curve, it proves nothing; elsewhere the trade-off test has failed already.
 
@@ -56,7 +56,7 @@ def judge(
     Returns:
         Bounds and failed tests of each score.
     """
-    tests = sum(2 if score.totals is None else 4 for score in scores)
+    tests = sum(2 + (score.totals is not None) + (score.squares is not None) for score in scores)
     return [_judged(score, nominal, epsilon, delta, false_alarm / tests, alpha) for score in scores]
 
 

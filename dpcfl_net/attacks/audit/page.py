@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.attacks.audit.bounds import SHARES, TAIL, TradeOff
-from dpcfl_net.attacks.audit.gather import LIKELIHOOD, SERVER
+from dpcfl_net.attacks.audit.clients import ClientRecord
+from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD
 from dpcfl_net.attacks.audit.judgement import Bounds
 from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.report import figures
@@ -16,16 +17,11 @@ from dpcfl_net.results.attack_results import AttackResult
 
 COLUMNS = ["view", "score", "in, missed", "out, accused", "(a) guesses", "(b) mu-GDP", "(c) tail", "noise/stated", "the claim"]
 
-SECURE_SUMS = (
-    "A secure sum is audited as the server learnt it: the sum of the client's cluster, opened from the transcript, with the shares of "
-    "the noise of all clients in it. The claim counts T - C shares (threshold less colluders). With more survivors the noise is larger "
-    "than the claim counts (noise/stated above 1), and the bound is lower. The other clients' slots were empty."
-)
-
 
 def page(
-    record: Record, bounds: Sequence[Bounds], nominal: TradeOff, notes: Sequence[str], facts: dict[str, Any], alpha: float
-) -> AttackResult:
+    record: Record | ClientRecord, bounds: Sequence[Bounds], nominal: TradeOff, notes: Sequence[str], facts: dict[str, Any],
+    alpha: float,
+) -> AttackResult:  # fmt: skip
     """Assemble the result of an audit.
 
     Args:
@@ -56,30 +52,24 @@ def _headline(bounds: Sequence[Bounds], facts: dict[str, Any], alpha: float) -> 
     if facts["broken"]:
         return f"THE CLAIM DOES NOT HOLD ({claim}): {'; '.join(facts['broken'])}"
     measured = " and ".join(
-        f"{each.gdp:.2f} in {SERVER if each.view == SERVER else 'the view of every step'}"
+        f"{each.gdp:.2f} in {'the view of every step' if each.view == EVERY_STEP else each.view}"
         for each in bounds
         if each.kind == LIKELIHOOD
     )
     return f"The claim stands: {claim}; measured at least {measured} ({1 - alpha:.0%}, mu-GDP)"
 
 
-def _sentences(record: Record, facts: dict[str, Any], alpha: float) -> list[str]:
-    clients, protocol = record.audit.clients, record.protocol
-    audited = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
-    slots = sorted({protocol.client(client).records for client in clients})
-    ins = int(sum(record.bits(client).sum() for client in clients))
-    total = record.audit.canaries * len(clients)
+def _sentences(record: Record | ClientRecord, facts: dict[str, Any], alpha: float) -> list[str]:
     return [
-        f"The records of {audited} were canaries, not data: {record.audit.canaries} in {' or '.join(map(str, slots))} slots each, "
-        f"{ins} of {total} in, the rest and all other slots empty. The accuracy of this run is meaningless.",
+        record.subject,
         "The included canaries were drawn before the run. The signed protocol fixes them by the hash of the experiment "
-        f"part, {protocol.experiment_hash[:16]}, which still matches.",
+        f"part, {record.protocol.experiment_hash[:16]}, which still matches.",
         f"Each single bound holds with {1 - alpha:.0%} confidence. (a) the {SHARES[0]:.0%} to {SHARES[-1]:.0%} surest "
         "guesses: no assumption on noise or independence. (b) the Gaussian curve through the errors of the test 'score above 0', "
         f"fixed in advance: assumes isotropic noise. (c) canaries whose sum over the run lies where Gaussian noise alone has probability {TAIL:g}.",
         "The claim is tested by (a), by (c), by those errors against the trade-off curve of the charges in the ledgers, and by the "
-        f"noise in the empty slots. A sound run fails any of these tests with probability at most {facts['false_alarm']:g}.",
-        *([SECURE_SUMS] if record.secure else []),
+        f"noise on the canaries that are out. A sound run fails any of these tests with probability at most {facts['false_alarm']:g}.",
+        *record.remarks,
     ]  # fmt: skip
 
 

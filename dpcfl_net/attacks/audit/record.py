@@ -55,6 +55,33 @@ class Training:
     secure: bool = False
 
 
+SECURE_SUMS = (
+    "A secure sum is audited as the server learnt it: the sum of the client's cluster, opened from the transcript, with the shares of "
+    "the noise of all clients in it. The claim counts T - C shares (threshold less colluders). With more survivors the noise is larger "
+    "than the claim counts (noise/stated above 1), and the bound is lower. The other clients' slots were empty."
+)
+
+
+def audited_job(folder: Path) -> Job:
+    """Read the job of an audited run.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        ConfigError: If the run was not audited.
+        Refused: If the job or the canaries are not those that were signed.
+    """
+    files = RunFolder(folder)
+    files.require(files.protocol)
+    job = read_job(folder, read_operator_key(files.operator_key))
+    if job.experiment.audit is None:
+        raise ConfigError(
+            f"{folder} was not audited: its job has no canaries; record one with dpcfl run threats/audit_epsilon5"
+        )
+    return job
+
+
 class Record:
     """Canaries, ledgers and updates of an audited run.
 
@@ -67,14 +94,8 @@ class Record:
     """
 
     def __init__(self, folder: Path) -> None:
-        files = RunFolder(folder)
-        files.require(files.protocol)
-        self.folder = folder
-        self.job: Job = read_job(folder, read_operator_key(files.operator_key))
-        if self.job.experiment.audit is None:
-            raise ConfigError(
-                f"{folder} was not audited: its job has no canaries; record one with dpcfl run threats/audit_epsilon5"
-            )
+        self.folder, self.job = folder, audited_job(folder)
+        assert self.job.experiment.audit is not None
         self.audit: Audit = self.job.experiment.audit
         self.protocol: Protocol = self.job.protocol
         self.canaries = self.audit.in_model(self.protocol.model.parameters)
@@ -84,6 +105,23 @@ class Record:
     def epsilon(self) -> float:
         """Target epsilon of the audited clients, all of which have the same."""
         return max(self.protocol.epsilon_of(self.protocol.client(client)) for client in self.audit.clients)
+
+    @property
+    def subject(self) -> str:
+        """Sentence on what was audited."""
+        clients, canaries = self.audit.clients, self.audit.canaries
+        audited = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
+        slots = sorted({self.protocol.client(client).records for client in clients})
+        ins = int(sum(self.bits(client).sum() for client in clients))
+        return (
+            f"The records of {audited} were canaries, not data: {canaries} in {' or '.join(map(str, slots))} slots each, {ins} of "
+            f"{canaries * len(clients)} in, the rest and all other slots empty. The accuracy of this run is meaningless."
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """More sentences."""
+        return [SECURE_SUMS] if self.secure else []
 
     def bits(self, client: int) -> np.ndarray:
         """True for each of the client's canaries that is in, (m,) bool."""

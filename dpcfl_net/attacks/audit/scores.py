@@ -1,5 +1,7 @@
 """Scores of canaries: log-likelihood ratio of the observation with the canary included over excluded. Any score is valid.
 
+Canaries are records, or clients (`of_clients`).
+
 A sum over S Poisson-sampled steps contains a canary that is in k times, k ~ Bin(S, q), in noise of variance S deviation^2. The
 deviation is measured over all canaries: with the stated one, noise of 0.7 of it would make every score of a long run negative,
 and the audit would detect nothing although the leak is larger. Differences of two clients, or of two rounds, reveal shared
@@ -72,6 +74,31 @@ def round_differences(now: np.ndarray, before: np.ndarray, steps: int, rate: flo
     deviation = _residual_deviation(differences, steps, steps * rate * (1 - rate))
     each = _log_ratio(differences.ravel(), _difference(count, count), steps * deviation**2)
     return np.asarray(each.reshape(now.shape).sum(0))
+
+
+def of_clients(observed: np.ndarray, weights: np.ndarray, rate: float, *, opposite: bool) -> np.ndarray:
+    """Log-likelihood ratio of in over out, of canaries that are clients in one sum of a sample, in one of its blocks.
+
+    log[1 - q + q sum_b w_b e^((x_b - 1/2) / d^2)] for x, less the same for -x if canaries that are out send the opposite update.
+
+    Args:
+        observed: Sum of each block along each canary, (k, m), in units of the clip norm.
+        weights: Probability of each block for each canary, (k, m).
+        rate: Probability q with which a client is in the sample.
+        opposite: True if canaries that are out send the opposite update, False if they send zeros.
+
+    Returns:
+        Scores, (m,).
+    """
+    deviation = _residual_deviation(observed, 1, rate * (1.0 if opposite else 0.5) / len(observed))
+
+    def evidence(x: np.ndarray) -> np.ndarray:
+        from scipy.special import logsumexp
+
+        there = logsumexp((x - 0.5) / deviation**2, b=weights, axis=0)
+        return np.asarray(there if rate == 1 else np.logaddexp(math.log1p(-rate), math.log(rate) + there))
+
+    return evidence(observed) - evidence(-observed) if opposite else evidence(observed)
 
 
 class PairScores:

@@ -63,6 +63,9 @@ def coordinator(
     pause: Annotated[
         float, typer.Option(min=0.0, max=1e6, help="seconds that a round below the quorum waits for clients to return")
     ] = 300.0,
+    keep_releases: Annotated[
+        bool, typer.Option("--keep-releases", help="keep what a trusted server publishes, for an audit of whole clients")
+    ] = False,
     log_level: LogLevel = None,
 ) -> None:
     """Start the coordinator of a job on this host."""
@@ -75,7 +78,7 @@ def coordinator(
     out.mkdir(parents=True, exist_ok=True)
     spec = CoordinatorSpec(
         protocol, key, bind, observer, keys, out, transcript,
-        quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout, pause_s=pause,
+        quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout, pause_s=pause, keep_releases=keep_releases,
     )  # fmt: skip
     log_to_stderr()
     run_coordinator(spec)
