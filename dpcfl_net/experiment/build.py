@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.algorithms.client_level import ClientLevel
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
@@ -230,6 +231,10 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
     fewest = min(entry.records for entry in entries)
     if audit.canaries > fewest and not whole:
         problems.append(f"{asked} must be at most the {fewest} records of a client")
+    if whole and protocol.privacy.secure and not isinstance(algorithm, ClientLevel):
+        problems.append(
+            f"{asked} {protocol.algorithm} is not derived from algorithms.client_level.ClientLevel, which lays out the sums that an audit reads"
+        )
     if audit.canaries > protocol.model.parameters:
         problems.append(f"{asked} must be at most the {protocol.model.parameters} parameters of {protocol.model.name}")
     return problems

@@ -269,25 +269,35 @@ def _audit_problems(config: Config) -> list[str]:
         return problems + _client_audit_problems(config, asked)
     if config.capabilities.plain_sgd:
         problems.append(f"{asked} canaries are records under DP-SGD, which {config.algorithm['name']} does not run")
-    if config.runtime.federation == "in-process":
-        problems.append(f"{asked} the audit reads a transcript: runtime.federation must be 'network'")
-    elif config.output.transcript != "full":
-        problems.append(
-            f"{asked} the audit reads a transcript: output.transcript must be 'full', got {config.output.transcript!r}"
-        )
+    problems += _audit_transcript_problems(config, asked)
     if audit.client != "all" and not 0 <= audit.client < clients:
         problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
     return problems
+
+
+def _audit_transcript_problems(config: Config, asked: str) -> list[str]:
+    """Problem of an audit that reads a transcript, in a run without one."""
+    if config.runtime.federation == "in-process":
+        return [f"{asked} the audit reads a transcript: runtime.federation must be 'network'"]
+    if config.output.transcript != "full":
+        return [f"{asked} the audit reads a transcript: output.transcript must be 'full', got {config.output.transcript!r}"]
+    return []
 
 
 def _client_audit_problems(config: Config, asked: str) -> list[str]:
     """Problems of an audit of whole clients."""
     audit, able, clients, name = config.audit, config.capabilities, config.data.client_count, config.algorithm["name"]
     problems = []
-    if not config.privacy.central:
+    if config.privacy.trust == "untrusted-server":
         problems.append(
-            f"{asked} whole clients are audited by the releases of a trusted server: privacy.trust must be 'trusted-server', got "
+            f"{asked} whole clients are audited by sums over them: privacy.trust must be 'trusted-server' or 'secure-aggregation', got "
             f"{config.privacy.trust!r}"
+        )
+    if config.privacy.secure:
+        problems += _audit_transcript_problems(config, asked)
+    if getattr(config.options, "sampling", None) == "visible":
+        problems.append(
+            f"{asked} algorithm.sampling must not be 'visible': the audit knows one update of each client in every sum"
         )
     if able.asynchronous or able.holds_state or able.shared_models:
         problems.append(

@@ -34,7 +34,7 @@ def secure_sum_problems(config: Config) -> list[str]:
             f"{asked} ledger.scope must be 'run', got {config.ledger.scope!r}: the distance of the noise from a Gaussian is reserved in "
             "one run's delta"
         )
-    if config.audit.canaries and config.audit.client == "all":
+    if config.audit.canaries and config.audit.client == "all" and privacy.unit == "sample":
         problems.append(
             f"{asked} audit.client must be the number of one client, got 'all': canaries of several clients would be in one sum"
         )

@@ -25,11 +25,12 @@ class CanaryUpdateHost(ClientHost):
         open_data: Opens the records of a split; used for all splits except "train".
         update: The vector, (p,) float64.
         noise_seed: Seed of the noise; None: noise of the operating system.
+        identity: As for `ClientHost`.
     """
 
     def __init__(
         self, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Split], Any], update: np.ndarray,
-        noise_seed: bytes | None,
+        noise_seed: bytes | None, identity: bytes | None = None,
     ) -> None:  # fmt: skip
         protocol = algorithm.protocol
 
@@ -39,7 +40,7 @@ class CanaryUpdateHost(ClientHost):
             return CanaryRecords(protocol.client(client).records, np.zeros(0, bool), tuple(protocol.model.input_shape))
 
         trained = KnownUpdate(update, client)
-        super().__init__(algorithm, client, ledger, records, lambda: KnownUpdateEngine(protocol, trained), noise_seed)
+        super().__init__(algorithm, client, ledger, records, lambda: KnownUpdateEngine(protocol, trained), noise_seed, identity)
 
 
 class KnownUpdate:

@@ -112,7 +112,7 @@ def _host(
     noise_seed, audit = job.experiment.noise, job.experiment.audit
     if audit is not None and job.protocol.privacy.unit == "client":
         update = audit.update(job.protocol, client)
-        return CanaryUpdateHost(job.algorithm, client, ledger, open_data, update, noise_seed)
+        return CanaryUpdateHost(job.algorithm, client, ledger, open_data, update, noise_seed, identity)
     if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
         canaries = audit.in_model(job.protocol.model.parameters)
         present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)

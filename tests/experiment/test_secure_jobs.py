@@ -65,7 +65,7 @@ def test_terms_have_defaults_and_only_this_trust_has_terms():
         ({"communication": {"up": "int8"}}, "communication.up must be float32, got 'int8'"),
         ({"ledger": {"scope": "dataset", "root": "/tmp/book"}}, "ledger.scope must be 'run', got 'dataset'"),
         ({"local": {"pace": "constant"}}, "local.pace must be 'free', got 'constant'"),
-        ({"audit": {"canaries": 3}}, "audit.client must be the number of one client, got 'all'"),
+        ({"privacy": {"unit": "sample"}, "audit": {"canaries": 3}}, "audit.client must be the number of one client, got 'all'"),
         ({"algorithm": {"name": "r-dpcfl", "clusters": 4}}, "r-dpcfl works with unit sample with trust untrusted-server"),
         ({"privacy": {"trust": "trusted-server", "secure_aggregation": {}}}, "belongs to privacy.trust secure-aggregation"),
         ({"privacy": {"secure_aggregation": {"threshold": 0.5}}}, "threshold"),
@@ -79,6 +79,11 @@ def test_settings_that_cannot_be_combined_are_sentences(changes, said):
     with pytest.raises(ConfigError) as caught:
         config.resolve(document(**changes))
     assert any(said in problem for problem in caught.value.problems)
+
+
+def test_whole_clients_are_audited_only_in_sums_whose_layout_is_known(keys):
+    with pytest.raises(ConfigError, match="secure_algorithm:SecureMean is not derived from"):
+        job_of(keys, audit={"canaries": 3}, output={"transcript": "full"})
 
 
 def test_true_clusters_that_can_form_no_secure_sum_are_refused():

@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from dpcfl_net.attacks.audit.audit import audit_run
 from dpcfl_net.attacks.audit.bounds import Errors, Tail, TradeOff, by_gdp, by_guesses, gdp_epsilon
 from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD, SEED, SERVER, TWO_CLIENTS, TWO_ROUNDS, Scores
 from dpcfl_net.attacks.audit.judgement import judge
-from dpcfl_net.attacks.audit.record import Record
+from dpcfl_net.attacks.audit.record import Record, audited_job
 from dpcfl_net.attacks.audit.scores import PairScores, likelihood, noise_deviation, round_differences
 from dpcfl_net.core import tensors
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -46,8 +46,9 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.coordinator import run_coordinator
-from dpcfl_net.runtime.specs import CoordinatorSpec, WorkerSpec
+from dpcfl_net.runtime.specs import CoordinatorSpec, GroupSpec, WorkerSpec
 from dpcfl_net.runtime.worker import run_worker
+from dpcfl_net.runtime.worker_group import run_group
 from dpcfl_net.training import batches, dpsgd_steps, models
 from dpcfl_net.training.dpsgd import Trainer
 
@@ -102,15 +103,27 @@ def one_batch() -> None:
     batches.poisson_rows = lambda records, rate, rng: drawn.setdefault((records, rate), whole(records, rate, rng))
 
 
-def record(folder, config, breaking: Callable[[], None] | None = None):
-    """A run of real processes over loopback, forked here so that what `breaking` does to the workers comes along."""
+def record(folder, config, breaking: Callable[[], None] | None = None, *, grouped: bool = False):
+    """A run of real processes over loopback, forked here so that what `breaking` does to the workers comes along.
+
+    Each client has a process, or if grouped, all have one.
+    """
     new_run.prepare(folder, config)
     operator, forked = (folder / "operator.pub").read_text().strip(), multiprocessing.get_context("fork")
+    clients = range(sum(config.data.clients))
 
-    def work(client: int) -> None:
+    def work(served: Sequence[int]) -> None:
         if breaking is not None:
             breaking()
-        run_worker(WorkerSpec(folder, client, address.read_text(), None, folder / "keys", operator, folder / "ledgers"))
+        spec = WorkerSpec(folder, served[0], address.read_text(), None, folder / "keys", operator, folder / "ledgers")
+        if len(served) == 1:
+            run_worker(spec)
+            return
+        commands, start = multiprocessing.Pipe(duplex=False)
+        for client in served:
+            start.send_bytes(f"start {client}".encode())
+        start.close()
+        run_group(GroupSpec(spec, commands.fileno()))
 
     address = folder / "addresses" / "coordinator"
     spec = CoordinatorSpec(folder / PROTOCOL, operator, "tcp://127.0.0.1:*", None, folder / "keys", folder, "full")
@@ -119,8 +132,8 @@ def record(folder, config, breaking: Callable[[], None] | None = None):
         processes[0].start()
         while not address.exists() and processes[0].is_alive():
             time.sleep(0.01)
-        for client in range(sum(config.data.clients)):
-            processes.append(forked.Process(target=work, args=(client,)))
+        for served in [clients] if grouped else [[client] for client in clients]:
+            processes.append(forked.Process(target=work, args=(served,)))
             processes[-1].start()
         for process in processes:
             process.join(200)
@@ -239,11 +252,11 @@ def test_bits_are_sealed_before_the_run(sound, tmp_path):
         for file in (name, f"{name}.sig", "operator.pub"):
             (tmp_path / file).write_bytes((sound / file).read_bytes())
     (tmp_path / ROSTER).write_bytes((sound / ROSTER).read_bytes())
-    Record(tmp_path)
+    audited_job(tmp_path)
     path = tmp_path / EXPERIMENT
     path.write_text(path.read_text().replace(job.experiment.audit.secret, "0" * 64))
     with pytest.raises(Refused, match="experiment-hash"):
-        Record(tmp_path)
+        audited_job(tmp_path)
 
 
 def test_a_tape_that_is_not_what_was_released_is_noticed(sound, tmp_path):
@@ -319,7 +332,7 @@ def test_a_task_computed_again_after_a_crash_is_taped_as_it_was_released(sound, 
     assert (first.status, first.release) == ("release", again.release)
     scale = -0.1 * 1400 / 0.5
     update = tensors.unpack(first.release)["update"]
-    assert Record(sound).canaries.project(update) * scale == pytest.approx(sums.sum(0), abs=1e-3)
+    assert Record(sound, audited_job(sound)).canaries.project(update) * scale == pytest.approx(sums.sum(0), abs=1e-3)
 
 
 # what canaries are

@@ -160,13 +160,16 @@ def test_processes_keep_the_same_releases_as_one_process(tmp_path):
     result = audit_run(runs[1], false_alarm=NEVER)
     assert result.facts["broken"] == []
     assert "the other 10 clients sent zeros" in result.sentences[0]
-    assert any("whoever has it subtracts it" in sentence for sentence in result.sentences)
+    assert any("anyone who has the seed can subtract it" in sentence for sentence in result.sentences)
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"privacy": {**SETTINGS["privacy"], "trust": "secure-aggregation"}, "local": {"deadline_s": 1}}, "trusted-server"),
+        (
+            {"privacy": {**SETTINGS["privacy"], "trust": "secure-aggregation"}, "local": {"deadline_s": 1}},
+            "must be 'full', got 'off'",
+        ),
         ({"algorithm": {"name": "rr-cluster", "base": "fesem"}}, "keeps a state"),
         ({"algorithm": {"name": "rr-cluster", "base": "fedcam"}}, "trains more than one model"),
         ({"algorithm": {"name": "dp-fedavg", "asynchronous": {"buffer": 10}}}, "is asynchronous"),

@@ -8,7 +8,7 @@ from test_audit import NEVER, bounds_of, record
 
 from dpcfl_net.attacks.audit.audit import audit_run
 from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD, SEED, SERVER
-from dpcfl_net.attacks.audit.record import Record
+from dpcfl_net.attacks.audit.record import Record, audited_job
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import Answer
 from dpcfl_net.experiment import config as configuration
@@ -80,7 +80,7 @@ def test_the_opened_sums_are_the_canaries_in_the_batches_and_all_shares_of_the_n
         runtime={"quorum": 0.25}, privacy={**SETTINGS["privacy"], "noise": "seeded", "noise_seed": "77" * 32},
     )  # fmt: skip
     folder = record(tmp_path / "run", config, drop_outs)
-    run = Record(folder)
+    run = Record(folder, audited_job(folder))
     bits, trainings = run.bits(1), {training.round: training for training in run.trainings(1)}
     assert [*trainings] == [1, 2, 4, 5, 6]
     assert run.rounds(trainings.pop(4)) is None  # charged and aborted
@@ -101,7 +101,7 @@ def test_steps_before_the_first_secure_sum_are_audited_too(tmp_path):
     folder = record(tmp_path / "run", audited(algorithm={"name": "r-dpcfl", "clusters": 1, "secure_from": 3}))
     result = audit_run(folder, false_alarm=NEVER)
     assert result.facts["broken"] == []
-    trainings = Record(folder).trainings(1)
+    trainings = Record(folder, audited_job(folder)).trainings(1)
     assert [(training.kind, training.secure) for training in trainings] == [
         ("first_round_update", False), ("train", False), *[("masked_step", True)] * 4
     ]  # fmt: skip

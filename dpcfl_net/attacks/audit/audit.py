@@ -13,6 +13,7 @@ from dpcfl_net.attacks.audit.gather import MAX_DISCREPANCY, Gatherer, Scores
 from dpcfl_net.attacks.audit.judgement import ALPHA, judge
 from dpcfl_net.attacks.audit.page import page
 from dpcfl_net.attacks.audit.record import Record, audited_job
+from dpcfl_net.attacks.audit.secure_clients import SecureClientRecord
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.results.attack_results import AttackResult
 
@@ -36,11 +37,11 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
     """
     job = audited_job(folder)
     if job.protocol.privacy.unit == "client":
-        clients = ClientRecord(folder, job)
+        clients = SecureClientRecord(folder, job) if job.protocol.privacy.secure else ClientRecord(folder, job)
         if not clients.scores:
-            raise ConfigError(f"{folder} holds no sum that its trusted server has published yet")
+            raise ConfigError(f"{folder} holds no sum over its clients yet")
         return _judged(clients, clients.scores, clients.claim, [], {}, false_alarm)
-    record = Record(folder)
+    record = Record(folder, job)
     gatherer = Gatherer(record)
     if not gatherer.scores:
         raise ConfigError(f"{folder} holds no training of an audited client yet")

@@ -36,20 +36,15 @@ class PublishedSum:
         round: Round.
         blocks: Sum of each block, (k, m).
         weights: Probability of each block for each canary that is in the sample, (k, m).
-        slot: The sample, as charged.
+        rate: Probability with which a client is in the sample.
         noise: Stated deviation of the noise.
     """
 
     round: int
     blocks: np.ndarray
     weights: np.ndarray
-    slot: CentralSlot
+    rate: float
     noise: float
-
-    @property
-    def rate(self) -> float:
-        """Probability that a client is in the sample."""
-        return self.slot.sample_size / self.slot.population
 
 
 class ClientRecord:
@@ -58,7 +53,12 @@ class ClientRecord:
     Args:
         folder: Run folder.
         job: The signed job, with an audit.
+
+    Attributes:
+        view: Name of what the scores look at.
     """
+
+    view = PUBLISHED
 
     def __init__(self, folder: Path, job: Job) -> None:
         assert job.experiment.audit is not None
@@ -94,21 +94,26 @@ class ClientRecord:
         out = "send the opposite update" if self.opposite else "send zeros"
         others = f"; the other {clients - count} clients sent zeros" if clients > count else ""
         return (
-            f"{count} of {clients} clients were canaries: without data, each sends an update of 4 clip norms in a direction of its own, and "
+            f"{count} of {clients} clients were canaries: without data, each sends an update of 4 clip norms in its own direction, and "
             f"those that are out {out}{others}. {int(self.bits.sum())} are in. The accuracy of this run is meaningless."
         )
 
     @property
     def remarks(self) -> list[str]:
         """More sentences."""
-        said = [
-            "A client is audited by what the trusted server published: the noisy sums of the clients' clipped updates over secret samples."
-        ]
+        said = list(self._observed)
         if self.job.experiment.noise is not None:
             said.append(
-                "All noise is derived from the noise seed in the experiment, and whoever has it subtracts it. This audit does not."
+                "All noise is derived from the noise seed in the experiment: anyone who has the seed can subtract it. This audit does not."
             )
         return said
+
+    @property
+    def _observed(self) -> list[str]:
+        """Sentences on what the scores look at."""
+        return [
+            "A client is audited by what the trusted server published: the noisy sums of the clients' clipped updates over secret samples."
+        ]
 
     def sums(self) -> Iterator[PublishedSum]:
         """Read every published sum.
@@ -127,9 +132,9 @@ class ClientRecord:
             samples = [slot for slot in charged[number, kind] if isinstance(slot, CentralSlot)]
             blocks = self._blocks(release)
             if samples and blocks is not None:
-                yield PublishedSum(
-                    number, blocks, self._weights(release, len(blocks)), samples[0], self._noise(samples[0], release)
-                )
+                slot, weights = samples[0], self._weights(release, len(blocks))
+                rate = slot.sample_size / slot.population
+                yield PublishedSum(number, blocks, weights, rate, self._noise(slot, release))
 
     @cached_property
     def scores(self) -> list[Scores]:
@@ -142,10 +147,10 @@ class ClientRecord:
         # The squares of canaries that are out hold their opposite updates, too: they only grow, so that the test of noise stays valid.
         totals = None if self.opposite else found.plain / math.sqrt(found.variance)
         counted = totals, found.squares, np.full(self.audit.canaries, found.count)
-        likelihood = Scores(PUBLISHED, LIKELIHOOD, found.likelihood, self.bits, *counted)
+        likelihood = Scores(self.view, LIKELIHOOD, found.likelihood, self.bits, *counted)
         if self.opposite:
             return [likelihood]
-        return [likelihood, Scores(PUBLISHED, TWO_ROUNDS, found.differences, self.bits)]
+        return [likelihood, Scores(self.view, TWO_ROUNDS, found.differences, self.bits)]
 
     def _charges(self) -> list[Entry]:
         own = digest(self.protocol)
@@ -196,7 +201,7 @@ class _Sums:
         self.count += len(each.blocks)
         self.rounds += 1
         before, self._before = self._before, each
-        if before is not None and before.slot == each.slot and before.blocks.shape == each.blocks.shape:
+        if before is not None and before.rate == each.rate and before.blocks.shape == each.blocks.shape:
             now, then = (one.blocks.sum(0)[None] for one in (each, before))
             self.differences += scores.round_differences(now, then, 1, each.rate)
             self._before = None  # each round is in one difference only

@@ -87,14 +87,11 @@ class Record:
 
     Args:
         folder: Run folder.
-
-    Raises:
-        ConfigError: If the run was not audited.
-        Refused: If the job or the canaries are not those that were signed.
+        job: The signed job, with an audit.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.job = folder, audited_job(folder)
+    def __init__(self, folder: Path, job: Job) -> None:
+        self.folder, self.job = folder, job
         assert self.job.experiment.audit is not None
         self.audit: Audit = self.job.experiment.audit
         self.protocol: Protocol = self.job.protocol

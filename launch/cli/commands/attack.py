@@ -91,8 +91,8 @@ def membership(
 def audit(folder: RunFolder, as_json: AsJson = False) -> None:
     """Measure a lower bound of epsilon with canaries.
 
-    It needs a run of threats/audit_epsilon2, 5 or 10, or of threats/audit_secure. The exit code is 3 if the lower bound exceeds the
-    epsilon of the run.
+    It needs a run with audit.canaries: of threats/audit_epsilon2, 5 or 10, audit_clients, audit_secure or audit_secure_clients, or your
+    own. The exit code is 3 if the claim does not hold.
     """
     with _running():
         from dpcfl_net.attacks.audit.audit import audit_run
