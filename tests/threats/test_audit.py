@@ -228,12 +228,18 @@ def test_a_known_seed_gives_everything_away_and_the_command_says_so(tmp_path, ca
     assert json.loads((folder / "attacks" / "audit.json").read_text())["facts"]["broken"] == result.facts["broken"]
 
 
-def test_the_command_lets_a_sound_run_stand_and_the_statement_says_what_it_was(sound, capsys, monkeypatch):
+def said_of_a_sound_run(folder, capsys, monkeypatch) -> str:
+    """What `dpcfl audit` prints of a run whose claim stands."""
     monkeypatch.setattr("dpcfl_net.attacks.audit.audit.audit_run", functools.partial(audit_run, false_alarm=NEVER))
     with pytest.raises(SystemExit) as left:
-        main(["audit", str(sound)])
+        main(["audit", str(folder)])
     said = capsys.readouterr().out
     assert (left.value.code, said.split(":")[0]) == (0, "The claim stands")
+    return said
+
+
+def test_the_command_lets_a_sound_run_stand_and_the_statement_says_what_it_was(sound, capsys, monkeypatch):
+    said = said_of_a_sound_run(sound, capsys, monkeypatch)
     assert "the server's view  likelihood" in said
     document = summary.run_document(
         sound, summary.read_run_job(sound), state="finished", wall_s=1.0, processes=4, replace_one=None, devices={}
