@@ -6,10 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from dpcfl_net.core.lock_holders import holder_of, is_stopped, write_holder
 from dpcfl_net.core.locks import try_lock
 
 LOOK_S = 0.1  # between looks at a result that another process makes
@@ -32,8 +32,8 @@ def shared(lock: Path, find: Callable[[], T | None], make: Callable[[], T]) -> T
     while (handle := try_lock(path)) is None:
         if (found := find()) is not None:
             return found
-        holder = _holder(path)
-        if holder is not None and _is_stopped(holder):
+        holder = holder_of(path)
+        if holder is not None and is_stopped(holder):
             _log.warning("process %d is stopped while it makes %s: this process makes it as well", holder, lock)
             replaced += 1
             path = lock.with_name(f"{lock.name}-{replaced}")
@@ -44,28 +44,7 @@ def shared(lock: Path, find: Callable[[], T | None], make: Callable[[], T]) -> T
             _log.warning("waiting for %s, which holds %s and makes a result that this process needs", who, lock)
         time.sleep(LOOK_S)
     try:
-        os.truncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()} {_kernel()}".encode(), 0)
+        write_holder(handle)
         return made if (made := find()) is not None else make()
     finally:
         os.close(handle)
-
-
-@cache
-def _kernel() -> str:
-    """Name this run of the host's kernel and the process ids that this process sees."""
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _holder(lock: Path) -> int | None:
-    """Return the id of the process that holds a lock; None if it is on another host or in another container."""
-    number, _, kernel = lock.read_text().partition(" ")
-    return int(number) if kernel == _kernel() and number.isdigit() else None
-
-
-def _is_stopped(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # it has ended
-        return False
-    return state == "T"

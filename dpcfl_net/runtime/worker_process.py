@@ -52,7 +52,7 @@ def turns(spec: WorkerSpec) -> Turns:
     device = spec.device
     limit = ComputeSemaphore(*spec.slots) if spec.slots and device.uuid is None else None
     if device.uuid is not None:
-        shared = ComputeSemaphore(host_folder() / device.uuid, device.slots_per_gpu)
+        shared = ComputeSemaphore(host_folder() / device.uuid, device.slots_per_gpu, stand_ins=False)
     else:
         shared = ComputeSemaphore(cpu_folder(), max(len(os.sched_getaffinity(0)), spec.slots[1] if spec.slots else 1))
 

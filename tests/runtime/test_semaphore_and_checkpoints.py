@@ -15,6 +15,7 @@ import pytest
 from full_disk import files_do_not_grow
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.lock_holders import is_stopped
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.capabilities import Capabilities
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -96,6 +97,68 @@ def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp
         assert time.monotonic() - started < 60
     waiter.kill()
     waiter.join()
+
+
+@pytest.fixture
+def stopped_holders():
+    """Starts processes that take a slot and are stopped while they hold it, one after the other."""
+    context, made = multiprocessing.get_context("fork"), []
+
+    def hold(folder, held) -> None:
+        with ComputeSemaphore(folder, 1).hold():
+            held.set()
+            time.sleep(600)
+
+    def start(folder):
+        held = context.Event()
+        made.append(context.Process(target=hold, args=(folder, held)))
+        made[-1].start()
+        assert held.wait(60)
+        os.kill(made[-1].pid, signal.SIGSTOP)
+        return made[-1].pid
+
+    yield start
+    for process in made:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_stopped_holds_up_no_other_run(tmp_path, stopped_holders, caplog):
+    """The second process that is stopped holds the stand-in of the first one's slot."""
+    pids = [stopped_holders(tmp_path) for _ in range(2)]
+    slots, others = ComputeSemaphore(tmp_path, 1), ComputeSemaphore(tmp_path, 1)
+    for _ in range(3):
+        with slots.hold():
+            others._semaphore[0].look()
+            assert others._take() is None  # one more computes, not any number
+    assert [text.partition(" while it holds ")[0] for text in caplog.messages[:2]] == [
+        f"process {pid} is stopped" for pid in pids
+    ]
+    os.kill(pids[0], signal.SIGCONT)
+    while is_stopped(pids[0]):
+        time.sleep(0.01)
+    assert others._take() is None  # its holder computes again: the slot has no stand-in
+
+
+@pytest.mark.timeout(60)
+def test_a_slot_that_stands_for_memory_is_waited_for_and_its_holder_named(tmp_path, stopped_holders, caplog):
+    pid, taken = stopped_holders(tmp_path), []
+
+    def waiting():
+        with ComputeSemaphore(tmp_path, 1, stand_ins=False).hold():
+            taken.append(caplog.messages[-1])
+
+    waiter = threading.Thread(target=waiting)
+    waiter.start()
+    while not caplog.messages:
+        time.sleep(0.01)
+    assert not taken
+    os.kill(pid, signal.SIGKILL)
+    waiter.join(30)
+    (text,) = taken
+    assert text.startswith(f"process {pid} is stopped")
+    assert text.endswith("this process waits until it continues or ends")
 
 
 def test_giving_back_wakes_who_waits_without_delay(tmp_path):
