@@ -96,7 +96,7 @@ class ReproductionResult:
         wrongly decided claim with probability below 10 %.
         """
         before = {text: decision for text, decision in self.decided.items() if decision.look < self.looks}
-        return judge(self.claims, 1 - (1 - LEVEL) / 2 ** (self.looks - 1), before)
+        return judge(self.claims, 1 - (1 - LEVEL) / 2 ** (self.looks - 1), before, partial=self.partial)
 
 
 class Context(Protocol):

@@ -123,6 +123,7 @@ class Claim:
         evidence: Exact, NotTested, or comparisons over seeds.
         cause: Shown if the claim does not hold.
         every: True: the claim needs every comparison; False: at least one.
+        grows: True if runs that are missing in a part of the figure would add comparisons.
     """
 
     text: str
@@ -130,6 +131,7 @@ class Claim:
     evidence: Exact | NotTested | Sequence[Comparison]
     cause: Cause | None = None
     every: bool = True
+    grows: bool = False
 
     @property
     def comparisons(self) -> Sequence[Comparison]:
@@ -141,8 +143,11 @@ class Claim:
         """Smallest number of seeds of a comparison; None without comparisons."""
         return min((one.seeds for one in self.comparisons), default=None)
 
-    def p_value(self) -> tuple[float, bool]:
+    def p_value(self, *, incomplete: bool = False) -> tuple[float, bool]:
         """Combine the comparisons.
+
+        Args:
+            incomplete: True if comparisons are missing: nothing speaks for a side that needs them all.
 
         Returns:
             Two-sided p-value, and True if it speaks for the claim. Where one comparison suffices for a side, its p-value is
@@ -150,7 +155,7 @@ class Claim:
         """
         above, below = zip(*(one.p_values() for one in self.comparisons), strict=True)
         one, all_ = (below, above) if self.every else (above, below)
-        single, together = min(1.0, len(one) * min(one)), max(all_)
+        single, together = min(1.0, len(one) * min(one)), 1.0 if incomplete else max(all_)
         holds, fails = (together, single) if self.every else (single, together)
         return min(1.0, 2 * min(holds, fails)), holds <= fails
 
@@ -180,6 +185,7 @@ class Judged:
         p_value: Two-sided p-value; None without comparisons.
         p_holm: The same after Holm's correction over the claims of the figure.
         earlier_look: The earlier look at the figure's data that decided it; None: this look, or no decision.
+        incomplete: True if missing runs would add comparisons.
     """
 
     claim: Claim
@@ -187,6 +193,7 @@ class Judged:
     p_value: float | None = None
     p_holm: float | None = None
     earlier_look: int | None = None
+    incomplete: bool = False
 
     @property
     def exact(self) -> bool:
@@ -208,7 +215,8 @@ class Judged:
             return evidence.why
         look = f" at look {self.earlier_look}" if self.earlier_look is not None else ""
         p = f"; p {self.p_holm:.2g} after Holm{look}" if self.p_holm is not None else ""
-        return f"{'; '.join(one.words() for one in evidence)}{p}{self._needed()}"
+        missing = "; comparisons are missing, and nothing is concluded from all of them" if self.incomplete else ""
+        return f"{'; '.join(one.words() for one in evidence)}{p}{missing}{self._needed()}"
 
     def line(self) -> str:
         """Return the claim as one printed line."""
@@ -225,7 +233,7 @@ class Judged:
         }  # fmt: skip
 
     def _needed(self) -> str:
-        needed = self.claim.seeds_needed() if self.verdict == UNDECIDED else None
+        needed = self.claim.seeds_needed() if self.verdict == UNDECIDED and not self.incomplete else None
         if needed is None or needed <= (self.claim.seeds or 0):
             return ""
         return f"; about {needed} seeds would decide at this spread, before Holm"
@@ -252,7 +260,9 @@ class Decision:
         return [one.document() for one in claim.comparisons] == list(self.comparisons)
 
 
-def judge(claims: Sequence[Claim], level: float = LEVEL, earlier: Mapping[str, Decision] | None = None) -> list[Judged]:
+def judge(
+    claims: Sequence[Claim], level: float = LEVEL, earlier: Mapping[str, Decision] | None = None, *, partial: bool = False
+) -> list[Judged]:
     """Give every claim of a figure its verdict.
 
     A claim over seeds is decided if its two-sided p-value, after Holm's correction over the figure's claims, is at most 1 - level.
@@ -264,13 +274,14 @@ def judge(claims: Sequence[Claim], level: float = LEVEL, earlier: Mapping[str, D
         claims: Claims of one figure.
         level: Confidence for the family.
         earlier: Text of a claim to the decision of an earlier look, with fewer seeds of other claims.
+        partial: True if runs of the figure are missing.
 
     Returns:
         Verdicts in the order of the claims.
     """
     kept = {claim.text: past for claim in claims if (past := (earlier or {}).get(claim.text)) is not None and past.of(claim)}
     tested = [claim for claim in claims if (claim.seeds or 0) > 1 and claim.text not in kept]
-    found = [claim.p_value() for claim in tested]
+    found = [claim.p_value(incomplete=partial and claim.grows) for claim in tested]
     decided = {id(claim): (p, right, adjusted) for claim, (p, right), adjusted in zip(tested, found, holm([p for p, _ in found]), strict=True)}  # fmt: skip
     judged = []
     for claim in claims:
@@ -282,7 +293,7 @@ def judge(claims: Sequence[Claim], level: float = LEVEL, earlier: Mapping[str, D
         elif id(claim) in decided:
             p, right, adjusted = decided[id(claim)]
             verdict: Verdict = (HOLDS if right else FAILS) if adjusted <= 1 - level + 1e-12 else UNDECIDED
-            judged.append(Judged(claim, verdict, p, adjusted))
+            judged.append(Judged(claim, verdict, p, adjusted, incomplete=partial and claim.grows))
         else:
             judged.append(Judged(claim, UNTESTED if isinstance(claim.evidence, NotTested) else UNDECIDED))
     return judged

@@ -317,7 +317,7 @@ def gains(rows: Rows) -> list[Claim]:
                 at = [one for e in EPSILONS if (one := gain(found, setting, guarantee, pair, e)) is not None]
                 if at:
                     text = f"{setting}, {guarantee}: rebalancing raises the accuracy of {pair[0].title}"
-                    claims.append(Claim(text, listed(at), _acting(rows, guarantee) or at, _cause(guarantee)))
+                    claims.append(Claim(text, listed(at), _acting(rows, guarantee) or at, _cause(guarantee), grows=True))
     return claims
 
 
@@ -350,7 +350,7 @@ def added_by_expected(found: Found) -> list[Claim]:
             if high.keys() & low.keys():
                 gaps.append(paired(high, low, LEAD, name=f"{setting}, epsilon {epsilon}"))
     text = "(ours) rebalancing on average is above rebalancing noisy labels at every epsilon"
-    return [Claim(text, listed(gaps), gaps)] if gaps else []
+    return [Claim(text, listed(gaps), gaps, grows=True)] if gaps else []
 
 
 def _acting(rows: Rows, guarantee: str) -> Any:

@@ -117,9 +117,14 @@ class Budgets(Curves):
     def claims(self, rows: Rows) -> list[Claim]:
         gain, lag = self.gaps(rows, RR, IFCA[0]), self.gaps(rows, FEDAVG, IFCA[0])
         return [
-            Claim("RR-Cluster is above DP-IFCA at every epsilon", listed(gain), not_acting(rows) or gain),
-            Claim("DP-IFCA is below DP-FedAvg at some epsilon", listed(lag), lag, LABELS_HARM, every=False),
-            Claim("RR-Cluster is above DP-FedAvg at every epsilon", listed(above := self.gaps(rows, RR, FEDAVG)), above),
+            Claim("RR-Cluster is above DP-IFCA at every epsilon", listed(gain), not_acting(rows) or gain, grows=True),
+            Claim("DP-IFCA is below DP-FedAvg at some epsilon", listed(lag), lag, LABELS_HARM, every=False, grows=True),
+            Claim(
+                "RR-Cluster is above DP-FedAvg at every epsilon",
+                listed(above := self.gaps(rows, RR, FEDAVG)),
+                above,
+                grows=True,
+            ),
         ]
 
 
@@ -138,10 +143,15 @@ class Convergence(Curves):
             last, mean = (self.gaps(rows, RR, other, measure) for measure in ("last", "mean"))
             idle_ = not_acting(rows) if other is IFCA[0] else None
             found.append(
-                Claim(f"RR-Cluster is more accurate than {other.title} after the last round", listed(last), idle_ or last)
+                Claim(
+                    f"RR-Cluster is more accurate than {other.title} after the last round",
+                    listed(last),
+                    idle_ or last,
+                    grows=True,
+                )
             )
             text = f"RR-Cluster converges faster than {other.title}: its accuracy is higher on average over the rounds"
-            found.append(Claim(text, listed(mean), idle_ or mean))
+            found.append(Claim(text, listed(mean), idle_ or mean, grows=True))
         return found
 
 

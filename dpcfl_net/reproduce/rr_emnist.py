@@ -83,7 +83,7 @@ def claims(rows: Rows, guarantees: Sequence[str]) -> list[Claim]:
             place = f"{setting} heterogeneity, {guarantee}"
             if over := leads(found, setting, guarantee, (FEDAVG, IFCA)):
                 cause = Cause("a model of one of k clusters has a k-th of the updates and the same noise on their sum")
-                claimed.append(Claim(f"{place}: DP-IFCA is above DP-FedAvg", listed(over), over, cause))
+                claimed.append(Claim(f"{place}: DP-IFCA is above DP-FedAvg", listed(over), over, cause, grows=True))
             cause = Cause("clients whose label proportions are drawn one by one form no separated clusters")
             claimed += raised(place, rows, setting, guarantee, (IFCA, REBALANCED), cause)
             claimed += _most_at_the_smallest(place, rows, setting, guarantee)

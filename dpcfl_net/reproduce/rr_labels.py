@@ -193,7 +193,7 @@ class SmallestCluster(Reproduction):
         }
         compared = {0: acting, LARGEST: [size for size in by_size if 0 < size < LARGEST]}
         return [
-            Claim(text, listed, why_not or _above(by_size, compared[other], other), every=False)
+            Claim(text, listed, why_not or _above(by_size, compared[other], other), every=False, grows=True)
             for other, text in texts.items()
             if other in by_size
         ]

@@ -56,7 +56,7 @@ def raised(
     if not gains:
         return []
     text = f"{place}: rebalancing raises the accuracy of {pair[0].title}"
-    return [Claim(text, listed(gains), not_acting(rows, setting, guarantee, pair[1]) or gains, cause)]
+    return [Claim(text, listed(gains), not_acting(rows, setting, guarantee, pair[1]) or gains, cause, grows=True)]
 
 
 def highest(place: str, found: Found, setting: str, guarantee: str, best: System, others: Sequence[System]) -> list[Claim]:
@@ -79,4 +79,4 @@ def highest(place: str, found: Found, setting: str, guarantee: str, best: System
         for lead in leads(found, setting, guarantee, (other, best))
     ]
     measured = ", ".join(f"{fmean(lead.values.values()):+.1f} points over {lead.name}" for lead in over)
-    return [Claim(f"{place}: {best.title} has the highest accuracy", measured, over)] if over else []
+    return [Claim(f"{place}: {best.title} has the highest accuracy", measured, over, grows=True)] if over else []

@@ -27,6 +27,7 @@ def folder_of(page: Path, folder: Path) -> Path:
     for name, there in (("configs", ROOT / "configs"), ("dpcfl_net", ROOT)):
         (folder / name).symlink_to(there)
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")  # runs are written into it
+    (folder / "docs" / "measured").symlink_to(ROOT / "docs" / "measured")
     for block in (block for shown in (*pages(), page) for block in blocks(shown) if "file" in block.marks):
         (folder / block.marks["file"]).write_text(block.text)
     return folder

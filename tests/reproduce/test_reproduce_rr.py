@@ -73,6 +73,18 @@ def test_a_part_of_figure_1_has_the_claims_of_its_runs(tmp_path):
     assert told(find("rr-cluster/fig2")().compute(MadeUp(tmp_path / "0", reach, most=0))) == []
 
 
+def test_a_part_of_figure_1_says_nothing_of_the_epsilons_without_runs(tmp_path):
+    """All seeds of one epsilon: leads at every epsilon are open, and so is that DP-IFCA lags at none."""
+    context = MadeUp(tmp_path, reach, lines_of(lambda own: 0.5), scale="paper", seeds=6, most=18)
+    assert told(find("rr-cluster/fig1")().compute(context)) == ["undecided", "holds", "undecided"]
+
+    def even(path, run):
+        return 0.6 + 0.001 * run.seed * (run.algorithm["name"] == "dp-fedavg")
+
+    context = MadeUp(tmp_path / "1", even, lines_of(lambda own: 0.5), scale="paper", seeds=6, most=18)
+    assert told(find("rr-cluster/fig1")().compute(context)) == ["does not hold", "undecided", "does not hold"]
+
+
 def test_figure_2_judges_the_end_and_the_mean_over_rounds(tmp_path):
     outcome = find("rr-cluster/fig2")().compute(MadeUp(tmp_path, reach, lines_of(lambda own: 0.5), seeds=6))
     assert told(outcome) == ["holds"] * 8

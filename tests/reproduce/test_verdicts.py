@@ -77,6 +77,18 @@ def test_every_comparison_must_hold_or_any_of_them():
     assert claim(*both).p_value()[0] == pytest.approx(2 * 2 * both[1].p_values()[1])  # two-sided, of two comparisons
 
 
+def test_a_part_of_a_figure_concludes_nothing_from_all_comparisons():
+    """Missing runs may refute "at every epsilon" and confirm "at some epsilon"; what one comparison settles is settled."""
+    good, bad = (Comparison({seed: value + 0.01 * seed for seed in range(5)}, 0.5) for value in (3.0, -3.0))
+    shown = [(one, every) for one in (good, bad) for every in (True, False)]
+    claims = [claim(one, every=every, grows=True) for one, every in shown]
+    assert [one.verdict for one in judge(claims)] == ["holds", "holds", "does not hold", "does not hold"]
+    judged = judge(claims, partial=True)
+    assert [one.verdict for one in judged] == ["undecided", "holds", "does not hold", "undecided"]
+    assert all("comparisons are missing" in one.basis for one in judged)
+    assert judge([claim(good)], partial=True)[0].verdict == "holds"  # it has one comparison whatever else was run
+
+
 def test_values_without_spread_need_six_seeds():
     assert [judge([claim(Comparison(dict.fromkeys(range(n), 3.0), 0.5))])[0].verdict for n in (5, 6)] == ["undecided", "holds"]
 
