@@ -152,7 +152,14 @@ class RoundTail:
         while self._next in self._served and (ended or self._complete(self._next)):
             found.append(tables.at(self._next, self._rounds))
             self._next += 1
+        self._forget()
         return found
+
+    def _forget(self) -> None:
+        """Drop the lines of rounds that were returned: they hold figures of every client."""
+        for table in (self._served, self._observed, self._spent, self._grouping, self._agreement):
+            for t in [t for t in table if t < self._next]:
+                del table[t]
 
     def _complete(self, t: int) -> bool:
         due = t % self._every == 0 or t == self._rounds

@@ -60,13 +60,14 @@ def sample(process: psutil.Process) -> Sample | None:
 
 
 def watch(command: subprocess.Popen, out: Path) -> dict[tuple[str, int], list[Sample]]:
-    """Sample all processes of a run until it ends; by title and process id."""
+    """Sample all processes of a run while its coordinator runs; by title and process id."""
     found: dict[tuple[str, int], list[Sample]] = defaultdict(list)
     while command.poll() is None:
         folders = [path for path in out.glob("*") if (path / "metrics.jsonl").exists()]
         running = running_processes(folders[0] / "logs") if folders else {}
-        for title, processes in {**running, LAUNCHER: [psutil.Process(command.pid)]}.items():
-            for process in processes if folders else []:
+        watched = {**running, LAUNCHER: [psutil.Process(command.pid)]} if "coordinator" in running else {}
+        for title, processes in watched.items():
+            for process in processes:
                 if (measured := sample(process)) is not None:
                     found[title, process.pid].append(measured)
         time.sleep(SAMPLE_S)
