@@ -81,6 +81,13 @@ class ComputeSemaphore:
         self._waiting = select.epoll()
         self._waiting.register(self._free, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
+    def close(self) -> None:
+        """Close all descriptors; the semaphore cannot be used any more."""
+        self._waiting.close()
+        os.close(self._free)
+        for slot in self._semaphore:
+            slot.close()
+
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Hold a slot inside the context; blocks until one is free."""
@@ -143,6 +150,12 @@ class _Slot:
             self._stand_in = _Slot(self._path.with_name(f"{self._path.name}_stand_in"), stand_ins=True)
         if self._stand_in is not None:
             self._stand_in.look()
+
+    def close(self) -> None:
+        """Close the file and its stand-ins."""
+        os.close(self._handle)
+        if self._stand_in is not None:
+            self._stand_in.close()
 
     def _stopped(self) -> int | None:
         holder = holder_of(self._path)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,11 +128,12 @@ def stopped_holders():
 def test_a_run_that_is_stopped_holds_up_no_other_run(tmp_path, stopped_holders, caplog):
     """The second process that is stopped holds the stand-in of the first one's slot."""
     pids = [stopped_holders(tmp_path) for _ in range(2)]
-    slots, others = ComputeSemaphore(tmp_path, 1), ComputeSemaphore(tmp_path, 1)
-    for _ in range(3):
-        with slots.hold():
-            others._semaphore[0].look()
-            assert others._take() is None  # one more computes, not any number
+    others = ComputeSemaphore(tmp_path, 1)
+    with closing(ComputeSemaphore(tmp_path, 1)) as slots:
+        for _ in range(3):
+            with slots.hold():
+                others._semaphore[0].look()
+                assert others._take() is None  # one more computes, not any number
     assert [text.partition(" while it holds ")[0] for text in caplog.messages[:2]] == [
         f"process {pid} is stopped" for pid in pids
     ]
@@ -139,6 +141,7 @@ def test_a_run_that_is_stopped_holds_up_no_other_run(tmp_path, stopped_holders, 
     while is_stopped(pids[0]):
         time.sleep(0.01)
     assert others._take() is None  # its holder computes again: the slot has no stand-in
+    others.close()
 
 
 @pytest.mark.timeout(60)
@@ -146,7 +149,7 @@ def test_a_slot_that_stands_for_memory_is_waited_for_and_its_holder_named(tmp_pa
     pid, taken = stopped_holders(tmp_path), []
 
     def waiting():
-        with ComputeSemaphore(tmp_path, 1, stand_ins=False).hold():
+        with closing(ComputeSemaphore(tmp_path, 1, stand_ins=False)) as slots, slots.hold():
             taken.append(caplog.messages[-1])
 
     waiter = threading.Thread(target=waiting)
