@@ -229,7 +229,7 @@ def test_a_known_seed_gives_everything_away_and_the_command_says_so(tmp_path, ca
 
 
 def said_of_a_sound_run(folder, capsys, monkeypatch) -> str:
-    """What `dpcfl audit` prints of a run whose claim stands."""
+    """Run `dpcfl audit` on a run whose claim stands, and return what it prints."""
     monkeypatch.setattr("dpcfl_net.attacks.audit.audit.audit_run", functools.partial(audit_run, false_alarm=NEVER))
     with pytest.raises(SystemExit) as left:
         main(["audit", str(folder)])
