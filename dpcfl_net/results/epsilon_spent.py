@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 from dpcfl_net.core import runlog
@@ -25,6 +26,8 @@ from dpcfl_net.privacy.slots import for_clients, names_for
 from dpcfl_net.results.round_times import client_of
 from dpcfl_net.results.run_files import whole
 from dpcfl_net.transport.keys import client_key
+
+Charges = tuple[Event, ...]  # of a client in a round
 
 
 def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[int, list[Event]]]:
@@ -93,18 +96,27 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     Returns:
         One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger.
     """
-    lines: dict[Path, list[Entry] | None] = {}
-    curves: dict[tuple[Path, int], list[float]] = {}
     separate = job.algorithm.capabilities.participations > 0  # one ledger with separate charges to each client
-    ledgers = zip(paying_ledgers(folder, job), job.protocol.roster, strict=True)
-    payers = [(where, entry.id if separate else 0, entry.id) for where, entry in ledgers]
-    for where, payer, client in payers:
-        if where not in lines:
-            lines[where] = _whole_lines(where)
-        if (where, payer) not in curves:
-            entries = lines[where]  # if damaged, the worker refuses to start, and the epsilon spent is unknown
-            curves[where, payer] = [math.inf] if entries is None else _charged_curve(charges_to(entries, job, client), job)
-    return [curves[where, payer] for where, payer, _ in payers]
+    payers = zip(paying_ledgers(folder, job), job.protocol.roster, strict=True)
+    kept = _curves_of_last_call(digest(job.protocol))
+    computed, curves = _Curves(job, dict(kept)), []
+    # The lines of one ledger at a time are in memory: those of all would take megabytes for each client.
+    for where, entries in groupby(payers, key=lambda payer: payer[0]):
+        lines, known = _whole_lines(where), {}
+        for _, entry in entries:
+            payer = entry.id if separate else 0
+            if payer not in known:  # if damaged, the worker refuses to start, and the epsilon spent is unknown
+                known[payer] = [math.inf] if lines is None else computed.after(charges_to(lines, job, entry.id))
+            curves.append(known[payer])
+    kept.clear()
+    kept.update(computed.found)
+    return curves
+
+
+@lru_cache(maxsize=4)
+def _curves_of_last_call(job: str) -> dict[tuple[Charges, ...], list[float]]:
+    """Curves of a job by its charges, for the next call: the summary of an interrupted run asks again. One dict per job hash."""
+    return {}
 
 
 def _whole_lines(where: Path) -> list[Entry] | None:
@@ -117,31 +129,54 @@ def _whole_lines(where: Path) -> list[Entry] | None:
         return None
 
 
-def _charged_curve(charges: list[tuple[int, list[Event]]], job: Job) -> list[float]:
-    """Epsilon after each charged round; of an asynchronous run with a trusted server, after each participation."""
-    groups: dict[int, list[Event]] = {}
-    for t, events in charges:
-        groups.setdefault(t, []).extend(events)
-    rounds = groups if job.algorithm.capabilities.participations else range(1, max(groups, default=0) + 1)
-    charged = tuple(tuple(groups.get(t, ())) for t in rounds)
-    if not charged or job.protocol.privacy.noise == "seeded":
-        return [math.inf] * len(charged)
-    accounted = job.protocol.privacy.model_copy(update={"delta": job.protocol.accounted_delta})
-    return list(_curve(charged, job.protocol.rounds, accounted))
+class _Curves:
+    """Epsilon of the clients of a job after each round; clients with equal charges share one computation.
+
+    Args:
+        job: The job.
+        known: Curves that are known.
+
+    Attributes:
+        found: All curves that were asked for, by charges.
+    """
+
+    def __init__(self, job: Job, known: dict[tuple[Charges, ...], list[float]]) -> None:
+        self._job, self._known = job, known
+        self._charges: dict[Charges, Charges] = {}  # equal ones of all rounds and clients are one object
+        self.found: dict[tuple[Charges, ...], list[float]] = {}
+
+    def after(self, charges: list[tuple[int, list[Event]]]) -> list[float]:
+        """Epsilon after each charged round; of an asynchronous run with a trusted server, after each participation."""
+        job, groups = self._job, dict[int, list[Event]]()
+        for t, events in charges:
+            groups.setdefault(t, []).extend(events)
+        rounds = groups if job.algorithm.capabilities.participations else range(1, max(groups, default=0) + 1)
+        each = (tuple(groups.get(t, ())) for t in rounds)
+        charged = tuple(self._charges.setdefault(events, events) for events in each)
+        if not charged or job.protocol.privacy.noise == "seeded":
+            return [math.inf] * len(charged)
+        if charged not in self.found:
+            self.found[charged] = self._known.get(charged) or self._compute(charged)
+        return list(self.found[charged])
+
+    def _compute(self, charged: tuple[Charges, ...]) -> list[float]:
+        protocol = self._job.protocol
+        accounted = protocol.privacy.model_copy(update={"delta": protocol.accounted_delta})
+        return (_whole_curve if len(charged) >= protocol.rounds else _curve)(charged, accounted)
+
+
+def _curve(charged: tuple[Charges, ...], privacy: PrivacyTarget) -> list[float]:
+    """Epsilon after each round."""
+    from dpcfl_net.privacy.accounting.accountant import epsilon_by_prefix
+
+    return epsilon_by_prefix(charged, privacy.delta, privacy.adjacency, privacy.accountant)
 
 
 @lru_cache(maxsize=256)
-def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: PrivacyTarget) -> list[float]:
-    """Epsilon after each round; kept for whole runs, since runs that differ in the seed share it."""
-    from dpcfl_net.privacy.accounting.accountant import epsilon_by_prefix
-
-    def computed() -> list[float]:
-        return epsilon_by_prefix(charged, privacy.delta, privacy.adjacency, privacy.accountant)
-
-    if len(charged) < rounds:
-        return computed()
+def _whole_curve(charged: tuple[Charges, ...], privacy: PrivacyTarget) -> list[float]:
+    """`_curve` of a whole run, kept: runs that differ in the seed share it."""
     questions = [cost(events, privacy.delta, privacy.adjacency, privacy.accountant) for events in charged]
-    found: list[float] = cached(cache.folder() / "claims", {"by_round": questions}, computed)
+    found: list[float] = cached(cache.folder() / "claims", {"by_round": questions}, lambda: _curve(charged, privacy))
     return found
 
 

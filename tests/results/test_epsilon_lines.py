@@ -7,6 +7,8 @@ import hashlib
 import json
 import re
 import shutil
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,7 +20,8 @@ from dpcfl_net.core import runlog
 from dpcfl_net.launch.cli.run import report
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.base import read_event
-from dpcfl_net.results.epsilon_spent import write_epsilon_lines
+from dpcfl_net.privacy.ledger.chain import read_ledger
+from dpcfl_net.results.epsilon_spent import epsilon_curves, write_epsilon_lines
 from dpcfl_net.results.summary import read_run_job
 
 ROUNDS = 4
@@ -64,6 +67,29 @@ def test_lines_that_a_full_disk_does_not_take_leave_no_file_open(tmp_path) -> No
             write_epsilon_lines(run.path, read_run_job(run.path))
     assert psutil.Process().num_fds() == before
     assert metrics.read_text() == "".join(kept)
+
+
+def most_memory(compute: Callable[[], object]) -> int:
+    """Bytes of the objects of a computation, at most at a time; its second run, since the first one fills caches."""
+    compute()
+    tracemalloc.start()
+    try:
+        compute()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_lines_of_one_ledger_at_a_time_are_in_memory(tmp_path) -> None:
+    """A launcher read all ledgers at once, again and again during a run: megabytes for each client of a long run."""
+    settings = {
+        **SETTINGS, "rounds": 20, "algorithm": {"name": "global"}, "privacy": {**SETTINGS["privacy"], "accountant": "rdp"},
+        "data": {**SETTINGS["data"], "clients": [40], "train_per_client": 20}, "local": {"batch_size": 8},
+    }  # fmt: skip
+    run = dpcfl.run(settings, tmp_path, "in-process", progress=False)
+    job = read_run_job(run.path)
+    one = most_memory(lambda: read_ledger(run.path / "ledgers" / "client_0000"))
+    assert most_memory(lambda: epsilon_curves(run.path, job)) < 1.3 * one
 
 
 def as_a_copy(folder: Path, client: int, charges: int, last_task: int) -> None:
