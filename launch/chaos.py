@@ -28,7 +28,7 @@ from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.chaos_file import ChaosFile, DiskFault, Moment, ProcessFault, read_chaos
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.results.run_files import JsonLine, JsonlTail
-from dpcfl_net.transport.endpoint import MessageFaults
+from dpcfl_net.transport.faults import MessageFaults
 from dpcfl_net.transport.keys import client_key
 
 PARENT = "parent of all workers"
