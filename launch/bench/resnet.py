@@ -12,9 +12,9 @@ from dpcfl_net.launch.bench import dpsgd_ways
 from dpcfl_net.launch.bench.figures import Figure, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.sizes import MIB
-from dpcfl_net.launch.bench.timing import interleave, timed
+from dpcfl_net.launch.bench.timing import enough, interleave, timed
 
-BATCH, STEPS = 64, 2
+BATCH, STEPS, SECONDS = 64, 2, 3.0  # at least so many steps and so long in a repetition
 
 
 def measure(options: Options) -> list[Figure]:
@@ -22,10 +22,11 @@ def measure(options: Options) -> list[Figure]:
     batch = 4 if options.quick else BATCH
     with dpsgd_ways.one_thread():
         ways = dpsgd_ways.steps(dpsgd_ways.Records("resnet18", 1000), batch, options)
-        count = 1 if options.quick else STEPS
-        for run in ways.values():
-            run(1)
-        samples = interleave({name: timed(partial(run, count), count) for name, run in ways.items()}, options.times(3))
+        # A task of few steps would measure its begin: memory that the task before gave back to the system.
+        counts = {name: enough(run, 1, 0.1) if options.quick else enough(run, STEPS, SECONDS) for name, run in ways.items()}
+        samples = interleave(
+            {name: timed(partial(run, counts[name]), counts[name]) for name, run in ways.items()}, options.times(3)
+        )
     found = [Figure.of_times(f"batch {batch}", "ms per step", samples, (Target(9.0, "opacus"), Target(0.6, "plain")))]
     if not options.quick:
         peaks = {name: [_peak(name, batch) / MIB] for name in ways}
