@@ -189,7 +189,8 @@ def test_what_whole_runs_of_one_plan_spend_is_computed_once_on_a_host(private_ru
     monkeypatch.setattr(accountant, "epsilon_by_prefix", lambda *question: asked.append(question) or real(*question))
     found = []
     for _ in range(2):
-        epsilon_spent._curve.cache_clear()  # as in another process
+        epsilon_spent._whole_curve.cache_clear()  # as in another process
+        epsilon_spent._curves_of_last_call.cache_clear()
         found.append(epsilon_spent.epsilon_curves(private_run, job))
     assert len(asked) == len({tuple(map(tuple, groups)) for groups, *_ in asked}) == 1
     assert found[0] == found[1]
