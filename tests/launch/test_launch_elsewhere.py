@@ -473,8 +473,8 @@ def test_the_end_of_a_worker_elsewhere_is_heard_though_its_log_cannot_be_written
     agent.open()
     full = Path("/dev/full")
     agent.wait_for(agent.has_answered, 30)
+    ended = agent.start(ClientRange(range(1)), full)  # first: the agent reports its end after one command
     other = agent.start(ClientRange(range(1, 2)), full)
-    ended = agent.start(ClientRange(range(1)), full)
     try:
         assert wait([ended.sentinel], 20)
         assert (ended.wait(), ended.reason.strip(), other.poll()) == (4, "RunFailed: why it ended", None)
