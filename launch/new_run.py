@@ -10,6 +10,7 @@ from typing import Any
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.files import check_text
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
@@ -53,8 +54,9 @@ def new_folder(config: Config, out: Path) -> Path:
 
     Raises:
         OSError: If it cannot be created.
-        ConfigError: If no name is free.
+        ConfigError: If no name is free, or `out` is not Unicode.
     """
+    check_text(str(out), "out")
     remove_left_drafts(out)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"

@@ -38,6 +38,24 @@ _REASONS = {
 }
 
 
+def check_text(text: str, name: str) -> None:
+    """Check that a path or another word of the operating system is Unicode: JSON, YAML and HTML hold nothing else.
+
+    Args:
+        text: The word, in which Python marks bytes that are not in the system's encoding.
+        name: Its name in the error.
+
+    Raises:
+        ConfigError: If it has such bytes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        help_ = "" if encoding == "utf-8" else ", the encoding of this system: set PYTHONUTF8=1"
+        raise ConfigError(f"{name} is {os.fsencode(text)!r}, which is not {encoding.upper()}{help_}") from None
+
+
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """Read a regular file.
 

@@ -33,8 +33,8 @@ def print_error(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        if sys.stderr is not None:  # what is left of the line would change the exit code
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        # What is left of the line would change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def allow_any_encoding() -> None:

@@ -1,4 +1,4 @@
-"""Output to a terminal that may go away while a command runs, as with a lost ssh connection."""
+"""Standard streams that are closed, and output to a terminal that may go away while a command runs, as with a lost ssh connection."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ class _Terminal(io.FileIO):
         os.dup2(null, self.fileno())
         os.close(null)
         return super().write(data)
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of a closed stdin, stdout or stderr, as after `>&-`.
+
+    The next file that is opened, such as a ledger, would otherwise get its number, and what a library prints would be written into it.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            os.set_inheritable(null, True)
+            setattr(sys, name, open(null, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def terminal_width() -> int | None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -13,9 +14,12 @@ import sys
 
 import pytest
 from cli_cases import call
-from conftest import ROOT, dpcfl, write_config
+from conftest import ROOT, dpcfl, only_run, write_config
 
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.experiment.config import load
 from dpcfl_net.launch.cli import main
+from dpcfl_net.launch.new_run import new_folder
 from dpcfl_net.transport.keys import make_keys
 
 
@@ -148,6 +152,35 @@ def test_an_empty_argument_is_refused(capsys, arguments, after):
     done = call(capsys, *arguments)
     assert done.code == 2
     assert f"argument {len(arguments)} is empty, after {after}: is a variable of the shell unset?" in done.err
+
+
+def test_an_argument_that_is_not_unicode_is_refused(capsys, tmp_path):
+    """As a run folder its name could be in no file of the run: the observer and the report failed at it."""
+    out = tmp_path / os.fsdecode(b"a\xff")
+    done = call(capsys, "run", "quickstart", "--out", out)
+    assert done.code == 2
+    assert re.search(r"argument 4 is b'.*a\\xff', which is not UTF-8", done.err)
+    with pytest.raises(ConfigError, match=r"out is b'.*a\\xff'"):
+        new_folder(load(ROOT / "configs" / "quickstart.yaml"), out)
+    assert not out.exists()
+
+
+def test_a_run_whose_standard_streams_are_closed_ends_well(tmp_path):
+    """As after `>&-`: it failed at its end. No file of it may get the numbers of these streams, to which libraries print."""
+    config = write_config(tmp_path / "c", runtime={"federation": "in-process"}, output={"transcript": "off"})
+    run = shlex.join([sys.executable, "-m", "dpcfl_net", "run", str(config), "--out", str(tmp_path / "runs")])
+    done = subprocess.run(["sh", "-c", f"exec {run} <&- >&- 2>&-"], cwd=ROOT, check=False, timeout=120)
+    assert done.returncode == 0
+    folder = only_run(tmp_path / "runs")
+    assert json.loads((folder / "run.json").read_text())["state"] == "finished"
+    assert (folder / "report.html").exists()
+    code = (
+        "import os, sys; from dpcfl_net.launch.cli.terminal import open_closed_streams; open_closed_streams()\n"
+        "with open(sys.argv[1], 'w') as file: print('x', flush=True); os.write(2, b'y'); file.write(str(file.fileno()))"
+    )
+    words = shlex.join([sys.executable, "-c", code, str(tmp_path / "file")])
+    subprocess.run(["sh", "-c", f"exec {words} <&- >&- 2>&-"], cwd=ROOT, check=True, timeout=60)
+    assert int((tmp_path / "file").read_text()) > 2
 
 
 def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_path):

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import check_text
 from dpcfl_net.launch.cli.commands import (
     account,
     attack,
@@ -102,12 +104,15 @@ def _program() -> Any:
     return typer.main.get_command(app)
 
 
-def _refuse_empty(arguments: list[str]) -> None:
-    """Refuse empty arguments: as a path they would name the current folder."""
-    for index, argument in enumerate(arguments):
-        if not argument or (argument.startswith("--") and argument.endswith("=")):
-            from dpcfl_net.core.errors import ConfigError
+def _check(arguments: list[str]) -> None:
+    """Refuse empty arguments, which as a path would name the current folder, and those that no JSON or HTML file can hold.
 
+    Raises:
+        ConfigError: If there is one.
+    """
+    for index, argument in enumerate(arguments):
+        check_text(argument, f"argument {index + 1}")
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
             after = f", after {arguments[index - 1]}" if index and not argument else ""
             raise ConfigError(f"argument {argument or index + 1} is empty{after}: is a variable of the shell unset?")
 
@@ -124,15 +129,15 @@ def main(arguments: list[str] | None = None) -> Any:
         SystemExit: Always, with the exit code.
     """
     from dpcfl_net.launch.cli.errors import allow_any_encoding, is_unread, report
-    from dpcfl_net.launch.cli.terminal import outlive_terminal
+    from dpcfl_net.launch.cli.terminal import open_closed_streams, outlive_terminal
 
+    open_closed_streams()
     outlive_terminal()
     allow_any_encoding()
     try:
-        _refuse_empty(sys.argv[1:] if arguments is None else arguments)
+        _check(sys.argv[1:] if arguments is None else arguments)
         code = _program()(args=arguments, prog_name="dpcfl", standalone_mode=False)
-        if sys.stdout is not None:  # None: started with a closed stdout
-            sys.stdout.flush()
+        sys.stdout.flush()
     except SystemExit as exit_:  # of completion; otherwise the reader of the output, such as `head`, has ended
         code = exit_.code if completion.VARIABLE in os.environ or not exit_.code else 130
     except (KeyboardInterrupt, typer.Abort):
