@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from dpcfl_net.privacy.clipping import GradientBlock, Outer, Rows
 from dpcfl_net.training import bfloat16
-from dpcfl_net.training.layers import Conv, Dense, Layer, Pool, Relu, Weights, channels_last, weights_of
+from dpcfl_net.training.layers import Conv, Dense, Flat, Layer, Pool, Relu, Weights, channels_last, max_pool, weights_of
 from dpcfl_net.training.losses import at_least_single
 
 _convolution_backward = torch.ops.aten.convolution_backward
@@ -36,7 +36,10 @@ class FastPath:
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return logits, (n, classes), in evaluation mode; theta: (p,), its dtype is the precision."""
-        return self._forward(self._weights(theta), x)[0]
+        h = channels_last(x.to(theta.dtype))
+        for layer, own in zip(self._layers, self._weights(theta), strict=True):
+            h = _outputs(layer, own, h)
+        return h
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
         """Return logits and gradient blocks, as `GradientEngine.gradients`."""
@@ -57,22 +60,13 @@ class FastPath:
         kept: list[Any] = []
         h = channels_last(h.to(weights[0][0].dtype))
         for layer, own in zip(self._layers, weights, strict=True):
-            if isinstance(layer, Conv):
-                kept.append(h)
-                h = F.conv2d(h, *own, stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
-            elif isinstance(layer, Pool):
+            if isinstance(layer, Pool):
                 shape = h.shape
                 h, where = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding, return_indices=True)
                 kept.append((shape, where))
-            elif isinstance(layer, Dense):
-                kept.append(h)
-                h = F.linear(h, *own)
-            elif isinstance(layer, Relu):
-                h = torch.relu(h)
-                kept.append(h)
-            else:
-                kept.append(h.shape)
-                h = h.reshape(h.shape[0], -1)
+                continue
+            inputs, h = h, _outputs(layer, own, h)
+            kept.append(h if isinstance(layer, Relu) else inputs.shape if isinstance(layer, Flat) else inputs)
         return h, kept
 
     def _backward(self, i: int, weights: Weights, signal: torch.Tensor, kept: Any, parts: list[GradientBlock]) -> torch.Tensor:
@@ -92,6 +86,16 @@ class FastPath:
             shape, where = kept
             return _pool_signal(layer, signal, shape, where, self._layers[i - 1])
         return signal.reshape(kept)
+
+
+def _outputs(layer: Layer, weights: Weights, h: torch.Tensor) -> torch.Tensor:
+    if isinstance(layer, Conv):
+        return F.conv2d(h, *weights, stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
+    if isinstance(layer, Pool):
+        return max_pool(layer, h)
+    if isinstance(layer, Dense):
+        return F.linear(h, *weights)
+    return torch.relu(h) if isinstance(layer, Relu) else h.reshape(h.shape[0], -1)
 
 
 def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class Flat:
 
 
 Layer = Conv | Pool | Dense | Relu | Flat
+_MOST_BYTES = 2**24  # of images that are pooled in two passes; larger ones leave the processor's caches between them
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -172,6 +174,25 @@ def channels_last(h: torch.Tensor) -> torch.Tensor:
     return h.to(memory_format=torch.channels_last) if h.dim() == 4 else h
 
 
+def max_pool(layer: Pool, h: torch.Tensor) -> torch.Tensor:
+    """Pool without noting where the maxima are, in a half to a fifth of the time of `F.max_pool2d`; the sign of a zero may differ.
+
+    Args:
+        layer: The layer.
+        h: Images, (n, channels, height, width).
+
+    Returns:
+        Maxima of the windows, (n, channels, height, width).
+    """
+    if any(layer.padding) or h.device.type != "cpu" or h.nbytes > _MOST_BYTES:
+        return F.max_pool2d(h, layer.kernel, layer.stride, layer.padding)
+    for dim, kernel, stride in ((3, layer.kernel[1], layer.stride[1]), (2, layer.kernel[0], layer.stride[0])):
+        reach = (h.shape[dim] - kernel) // stride * stride + 1
+        starts = (h.narrow(dim, place, reach) for place in range(kernel))
+        h = reduce(torch.maximum, (part[..., ::stride] if dim == 3 else part[..., ::stride, :] for part in starts))
+    return h
+
+
 def pooled_first(network: nn.Sequential) -> nn.Sequential:
     """Move each rectifier behind the max pooling that follows it, as `fast_layers`: it then reads a quarter of the numbers.
 
@@ -218,7 +239,7 @@ def side_by_side(layers: list[Layer], thetas: torch.Tensor, x: torch.Tensor) -> 
             h = torch.bmm(batched, torch.stack([own for own, _ in each]).transpose(1, 2))
             h = h + torch.stack(bias)[:, None] if bias else h
         elif isinstance(layer, Pool):
-            h = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding)
+            h = max_pool(layer, h)
         elif isinstance(layer, Relu):
             h = torch.relu(h)
         elif first:

@@ -11,7 +11,7 @@ from torch import nn
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.layers import fast_layers, pooled_first
+from dpcfl_net.training.layers import Pool, fast_layers, max_pool, pooled_first
 from dpcfl_net.training.models import flatten
 
 
@@ -131,3 +131,22 @@ def test_rectifying_after_pooling_changes_no_bit(pool: nn.MaxPool2d) -> None:
     for one, other in zip(*found, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
     assert [type(layer) for layer in pooled_first(module)][1:3] == [nn.MaxPool2d, nn.ReLU]
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "pool",
+    [nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.MaxPool2d((2, 3), (3, 1)), nn.MaxPool2d(1, 2), nn.MaxPool2d(3, 2, padding=1)],
+)
+def test_pooling_without_places_finds_the_same_maxima(
+    pool: nn.MaxPool2d, dtype: torch.dtype, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = fast_layers(nn.Sequential(pool, nn.Flatten(), nn.Linear(1, 3)))
+    assert layers is not None
+    (layer,) = (layer for layer in layers if isinstance(layer, Pool))
+    x = torch.randn(5, 3, 11, 8, generator=torch.Generator().manual_seed(0)).to(dtype).to(memory_format=layout)
+    x[1, 0, 4, 4], x[2, 1, 0, 0], x[3, 2] = torch.nan, torch.inf, -torch.inf
+    for most in (2**24, 0):  # 0: as if the images left the caches
+        monkeypatch.setattr("dpcfl_net.training.layers._MOST_BYTES", most)
+        assert torch.equal(max_pool(layer, x).nan_to_num(-1e9), pool(x).nan_to_num(-1e9))
