@@ -28,7 +28,11 @@ GUARANTEES: Mapping[str, Mapping[str, Any]] = {
     "expected": {"privacy.adjacency": "zero-out", "privacy.accountant": "pld"},
     "paper": {"privacy.adjacency": "replace-one", "privacy.accountant": "rdp"},
 }
-SEEDS = {"laptop": ((0,), (0, 1, 2)), "paper": ((0, 1, 2), (0, 1, 2))}  # all systems at the middle epsilon; headline systems
+# Seeds of all systems at the middle epsilon, and of the headline systems.
+Seeds = tuple[Sequence[int], Sequence[int]]
+SEEDS: Mapping[str, Seeds] = {"laptop": ((0,), (0, 1, 2)), "paper": ((0, 1, 2), (0, 1, 2))}
+ACTS = "expected"  # the guarantee under which a minimum size of 12 binds
+MORE_SEEDS: Seeds = (range(5), range(5))  # of it in table 1 at laptop scale: the others say nothing about rebalancing
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,11 @@ class Table1(AccuracyTable):
     title = "Fashion-MNIST, 1000 clients: accuracy with and without rebalancing under each guarantee"
 
     def compute(self, context: Context) -> ReproductionResult:
-        measured = self.measured(context, planned(context), "fmnist_{setting}")
+        cells = planned(context)
+        if context.scale == "laptop":
+            others = [guarantee for guarantee in GUARANTEES if guarantee != ACTS]
+            cells = planned(context, guarantees=[ACTS], seeds=MORE_SEEDS) + planned(context, guarantees=others)
+        measured = self.measured(context, cells, "fmnist_{setting}")
         return measured.count(self.judge(sorted(measured.rows, key=_place)))
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
@@ -186,6 +194,7 @@ def planned(
     headline: Sequence[System] = HEADLINE,
     epsilons: Sequence[int] = EPSILONS,
     middle: int = MIDDLE,
+    seeds: Seeds | None = None,
 ) -> list[Cell]:
     """List all runs whose guarantee supports the system.
 
@@ -193,15 +202,16 @@ def planned(
         context: Scale and seeds.
         settings: Settings of the data.
         guarantees: Keys of GUARANTEES.
-        systems: Systems; at laptop scale they run on one seed at the middle epsilon.
-        headline: Those of them that run on all seeds at all epsilons.
+        systems: Systems; at laptop scale they run at the middle epsilon, on the seeds for all systems.
+        headline: Those of them that run at all epsilons, on the seeds for the headline.
         epsilons: Target epsilons.
         middle: The middle one.
+        seeds: Usual seeds of all systems at the middle epsilon, and of the headline; None: SEEDS of the scale.
 
     Returns:
         The first seed before the second, and of a seed the middle epsilon before the others.
     """
-    few, many = (context.seeds(seeds) for seeds in SEEDS[context.scale])
+    few, many = (context.seeds(usual) for usual in seeds or SEEDS[context.scale])
     cells = [
         Cell(setting, guarantee, system, epsilon, seed)
         for setting in settings
