@@ -143,7 +143,7 @@ def test_table_1_runs_every_pair_that_can_be_promised(tmp_path):
 
 def test_table_1_is_judged_again_from_its_lines():
     """The committed lines, read as text: several lines of one seed count as their mean."""
-    with (ROOT / "docs" / "measured" / "rr_table1_laptop.csv").open() as file:
+    with (ROOT / "docs" / "measured" / "rr-cluster-table1-laptop" / "data.csv").open() as file:
         rows = list(csv.DictReader(file))
     outcome = find("rr-cluster/table1")().judge(rows)
     by_text = {one.claim.text: one for one in outcome.judged()}
