@@ -50,10 +50,15 @@ def check_text(text: str, name: str) -> None:
     """
     try:
         text.encode()
+        return
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
         help_ = "" if encoding == "utf-8" else ", the encoding of this system: set PYTHONUTF8=1"
-        raise ConfigError(f"{name} is {os.fsencode(text)!r}, which is not {encoding.upper()}{help_}") from None
+    try:
+        shown = repr(os.fsencode(text))
+    except UnicodeEncodeError:  # a surrogate that stands for no byte: only Python code can pass one
+        shown = repr(text)
+    raise ConfigError(f"{name} is {shown}, which is not {encoding.upper()}{help_}")
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:

@@ -160,8 +160,9 @@ def test_an_argument_that_is_not_unicode_is_refused(capsys, tmp_path):
     done = call(capsys, "run", "quickstart", "--out", out)
     assert done.code == 2
     assert re.search(r"argument 4 is b'.*a\\xff', which is not UTF-8", done.err)
-    with pytest.raises(ConfigError, match=r"out is b'.*a\\xff'"):
-        new_folder(load(ROOT / "configs" / "quickstart.yaml"), out)
+    for path, shown in ((out, r"b'.*a\\xff'"), (tmp_path / "a\ud800", r"'.*a\\ud800'")):
+        with pytest.raises(ConfigError, match=f"out is {shown}, which is not UTF-8"):
+            new_folder(load(ROOT / "configs" / "quickstart.yaml"), path)
     assert not out.exists()
 
 
