@@ -127,6 +127,17 @@ def run(config: Config) -> Cost:
     )  # fmt: skip
 
 
+def rounds_done(metrics: Path) -> int:
+    """Count the rounds that metrics.jsonl has, without reading its JSON: this is called again and again while a run is measured.
+
+    In a run of more than half a minute a round has a second line of the server, with the epsilon that it has spent.
+    """
+    try:
+        return metrics.read_bytes().count(b'"bytes_up":')
+    except FileNotFoundError:
+        return 0
+
+
 class _NoDisplay:
     """See `running.ProgressDisplay`."""
 
@@ -154,13 +165,13 @@ class _Watcher(threading.Thread):
     def run(self) -> None:
         pause = LOOK_S
         while not self._ended.wait(pause):
-            done = self._rounds_done()
+            done = rounds_done(self._metrics)
             if not WARM <= done < self._rounds or (self._marks and done == self._marks[-1][0]):
                 continue
             begin, members = time.monotonic(), list(family.members())
             spent = family.processor_seconds(members)
             pause = max(LOOK_S, 5 * (time.monotonic() - begin))  # a look at many processes is slow
-            if self._rounds_done() == self._rounds:
+            if rounds_done(self._metrics) == self._rounds:
                 return  # workers may have ended before they were looked at
             self._marks.append((done, spent))
             if 2 <= len(self._marks) < 2 + MEMORY_LOOKS:
@@ -183,12 +194,6 @@ class _Watcher(threading.Thread):
         done, spent = self._marks[0]
         before = sum(spent[role] - self._earlier.get(role, 0.0) for role in per_round if role in spent)
         return max(0.0, before - done * sum(per_round.values()))
-
-    def _rounds_done(self) -> int:
-        try:
-            return self._metrics.read_bytes().count(b'"view":"server"')
-        except FileNotFoundError:
-            return 0
 
     def _measure_memory(self, members: list[family.Member]) -> None:
         """Read private memory of the workers, and of all processes with the shared pages of the one that shares most.

@@ -7,14 +7,16 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.extras import advice
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import host_costs
 from dpcfl_net.launch.bench import family, machine, options, registry, tables, tree
 from dpcfl_net.launch.bench.figures import Figure, Result, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.peers import process
-from dpcfl_net.launch.bench.runs import Cost
+from dpcfl_net.launch.bench.runs import Cost, rounds_done
 from dpcfl_net.launch.bench.timing import Sample, Spread, enough, interleave, timed
 from dpcfl_net.launch.cli import app, doctor
 from dpcfl_net.transport.keys import aggregator_key
@@ -49,6 +51,15 @@ def test_every_row_measures_in_quick_mode(name):
 @pytest.mark.parametrize("name", registry.ROWS)
 def test_every_row_measures_with_what_it_compares(name):
     check(registry.measure(name, Options(quick=True)))
+
+
+def test_a_measured_run_has_as_many_rounds_as_it_has_done(private_run, tmp_path):
+    """Not twice as many: metrics.jsonl also has lines with the epsilon spent, in a run of more than half a minute while it lasts."""
+    metrics = RunFolder(private_run).metrics
+    lines = [line for line in runlog.read(metrics) if line["view"] == "server"]
+    rounds = {line["round"] for line in lines}
+    assert len(lines) > len(rounds) == rounds_done(metrics)
+    assert rounds_done(tmp_path / "metrics.jsonl") == 0
 
 
 def test_aggregators_are_measured_beside_a_round_without():
