@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 from itertools import chain, pairwise
 
 import numpy as np
@@ -16,7 +17,9 @@ from conftest import ROOT
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon, epsilon_by_prefix
 from dpcfl_net.privacy.accounting.document import account, main
+from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.events.unprotected import Unprotected
@@ -392,6 +395,46 @@ def test_zero_out_is_the_worse_of_both_directions_and_replace_one_is_worse_still
     events = [SampledGaussian(1.0, 0.1, 50)]
     zero_out, replace_one = epsilon(events, DELTA), epsilon(events, DELTA, "replace-one")
     assert zero_out < replace_one < 2.5 * zero_out
+
+
+SMALLEST_NOISE = [
+    ([SampledGaussian(0.0012, 0.31, 39_000)], "zero-out", (6260, 6400)),
+    ([LabelledFixedSizeGaussian(0.0012, 1.0, 10, 386, 1230, 39_000)], "replace-one", (6330, 6500)),
+    ([AllocatedGaussian(0.0012, 10, 20)], "zero-out", (10.0, 10.2)),
+    ([AllocatedGaussian(0.0012, 10, 20)], "replace-one", (40.0, 40.8)),
+]
+
+
+@pytest.mark.parametrize(("events", "adjacency", "expected"), SMALLEST_NOISE)
+def test_very_little_noise_needs_little_memory(events, adjacency, expected):
+    """Its losses are wide: a grid as fine as for ordinary noise had 10**8 points, and took minutes and 6 GiB."""
+    tracemalloc.start()
+    found = epsilon(events, 1e-6, adjacency)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**27
+    low, high = expected  # about 1 / (2 z^2), or four times that, for each release with the record
+    assert low <= found * 0.0012**2 <= high
+
+
+@pytest.mark.parametrize("rate", [1e-17, 1e-18, 1e-20])
+def test_rates_below_the_rounding_of_the_library_are_counted(rate):
+    assert 0 <= epsilon([SampledGaussian(1.0, rate, 1000)], 1e-30) <= epsilon([SampledGaussian(1.0, 1e-16, 1000)], 1e-30) < 1e-6
+
+
+@pytest.mark.parametrize("extent", [1e-20, 1e-22, 1e-100])
+def test_narrow_selections_beside_other_events_are_counted(extent):
+    alone = epsilon([SampledGaussian(1.0, 0.01, 1000)], 1e-5)
+    assert alone <= epsilon([SampledGaussian(1.0, 0.01, 1000), BoundedRangeSelection(extent, 10)], 1e-5) <= alone * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-300, 6e-309, 1e-309, 1e-320])
+def test_deltas_near_the_smallest_number_have_an_answer_or_a_reason(delta):
+    before = epsilon([SampledGaussian(1.0, 1.0, 10)], 1e-299)
+    assert before < epsilon([SampledGaussian(1.0, 1.0, 10)], delta) < before + 5
+    for events in ([SampledGaussian(1.0, 0.1, 10)], [BoundedRangeSelection(0.1, 10)]):
+        with pytest.raises(ValueError, match='below what accountant "pld" resolves'):
+            epsilon(events, delta)
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])

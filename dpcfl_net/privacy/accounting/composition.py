@@ -278,7 +278,7 @@ def _chernoff(parts: Sequence[tuple[Losses, int]], sign: float, mass: float) -> 
 def _minimum(parts: Sequence[tuple[Losses, int]], mass: float, bound: Callable[[float], float]) -> tuple[float, float]:
     """Minimum of a bound over exponents in half octaves, searched from the best one for a normal distribution; and its exponent."""
     variance = sum(count * losses.variance for losses, count in parts)
-    start = round(2 * math.log2(math.sqrt(2 * math.log(1 / mass) / variance))) if variance > 0 else 0
+    start = round(2 * math.log2(math.sqrt(-2 * math.log(mass) / variance))) if variance > 0 else 0
     best = bound(2.0 ** (start / 2)), 2.0 ** (start / 2)
     for step in (1, -1):
         for at in range(start + step, start + 2 * _OCTAVES * step, step):

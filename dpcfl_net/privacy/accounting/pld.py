@@ -55,7 +55,7 @@ def pld_epsilon(events: MergedEvents, delta: float, adjacency: Adjacency, grid: 
     if len(events.mechanisms) == 1 and (exact := events.mechanisms[0].closed_form(delta, adjacency)) is not None:
         return exact
     spent, directions = math.inf, _directions(events, adjacency, grid)
-    for share in _TILTS:
+    for share in _TILTS if _CUT * delta > 0 else ():
         composed = [compose(parts, _CUT * delta, share * best_tilt(parts, delta)) for parts in directions]
         found = max(losses.epsilon(delta) for losses in composed)
         spent = min(spent, found)

@@ -20,6 +20,7 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 LEAST_AMPLIFIED: dict[Adjacency, float] = {"zero-out": 0.1, "replace-one": 0.2}
 MOST_NOISE = 1e3
 MOST_BATCHES = 1_000_000
+_MOST_INVERSE = 26.0**2  # of the squared noise, whose exponential is still finite
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class AllocatedGaussian(Mechanism):
 
     def spread(self, adjacency: Adjacency) -> LossSpread:
         """See `Composable`."""
-        inverse = min(1 / self._noise(adjacency), 26.0) ** 2
-        variance = self.epochs * min(inverse, math.log1p(self._squared_difference(adjacency)))
+        inverse, squared_difference = self._noise(adjacency) ** -2, self._squared_difference(adjacency)
+        variance = self.epochs * (min(inverse, math.log1p(squared_difference)) if inverse < _MOST_INVERSE else inverse)
         extent = 2 * (0.5 * inverse + 10 * math.sqrt(inverse))
         return LossSpread(variance, self.epochs, extent, gaussian.MIN_INTERVAL)
 
@@ -107,7 +108,7 @@ class AllocatedGaussian(Mechanism):
 
     def _squared_difference(self, adjacency: Adjacency) -> float:
         """Mean squared difference of both densities of an epoch, over the density of the noise alone."""
-        inverse = min(1 / self.noise_multiplier, 26.0) ** 2  # below 1 / 26 the result is above e^600, where no bound uses it
+        inverse = min(self.noise_multiplier**-2, _MOST_INVERSE)  # above it the result is above e^600, where no bound uses it
         return (math.expm1(inverse) if adjacency == "zero-out" else difference_spread(inverse)) / self.batches
 
 

@@ -52,8 +52,8 @@ def gaussian_total_variation(noise: float, rate: float, steps: int) -> float:
 
 def gaussian_spread(noise: float, rate: float, steps: int, symmetric: bool) -> LossSpread:
     """Size of the losses of `steps` sampled Gaussian releases of sensitivity 1; `symmetric`: equal in both directions."""
-    inverse = min(1 / noise, 26.0) ** 2
-    variance = steps * min(rate**2 * math.expm1(inverse), rate * (inverse + inverse**2))
+    inverse = noise**-2
+    variance = steps * min(rate**2 * math.expm1(min(inverse, 700.0)), rate * (inverse + inverse**2))
     highest = _highest_loss(noise, rate)
     extent = highest + (highest if symmetric else -math.log1p(-rate))
     return LossSpread(variance, steps, extent, MIN_INTERVAL)
@@ -138,7 +138,7 @@ def plain_epsilon(mean: float, delta: float) -> float:
     if _plain_delta(mean, 0.0) <= delta:
         return 0.0
     # Phi(-x) <= e^(-x^2 / 2) / 2, so that this epsilon is enough.
-    low, high = 0.0, mean**2 / 2 + mean * math.sqrt(2 * math.log(1 / delta))
+    low, high = 0.0, mean**2 / 2 + mean * math.sqrt(-2 * math.log(delta))
     while (middle := (low + high) / 2) > low and high - low > 1e-12 * high:
         low, high = (middle, high) if _plain_delta(mean, middle) > delta else (low, middle)
     return high * (1 + 1e-12)

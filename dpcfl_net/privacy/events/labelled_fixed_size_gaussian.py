@@ -110,7 +110,7 @@ class LabelledFixedSizeGaussian(Mechanism):
 
     def spread(self, adjacency: Adjacency) -> LossSpread:
         """See `Composable`."""
-        inverse, rate, label = min(1 / self.noise_multiplier, 26.0) ** 2, self.sampling_rate, self._label
+        inverse, rate, label = self.noise_multiplier**-2, self.sampling_rate, self._label
         chi_square = math.expm1(min(inverse + label.log_chi_square, 700.0))
         mean, variance = inverse / 2 + label.mean_loss, inverse + label.weight
         extent = 2 * gaussian.amplified(_highest_loss(self.noise_multiplier, self.label_epsilon), rate)

@@ -136,7 +136,7 @@ def divergences(noise: float, rate: float, side: str, interval: float) -> np.nda
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
     pair = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=AdjacencyType[side])
-    top = math.ceil(pair.connect_dots_bounds().epsilon_upper / interval)
+    top = max(1, math.ceil(pair.connect_dots_bounds().epsilon_upper / interval))  # tiny rates: the library has no loss above 0
     epsilons = interval * np.arange(top + 1)
     at = _outputs(epsilons, noise, rate, side)
     return np.clip(pair.mu_upper_cdf(at) - np.exp(epsilons + pair.mu_lower_log_cdf(at)), 0.0, 1.0)
