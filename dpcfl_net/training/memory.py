@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 _KEEP = 256 << 20
 MOST_KEPT = 64 << 20  # more than this is returned after a task even if the next one comes at once
-IDLE_S = 1.0  # time without a task after which a process is idle
+IDLE_S = 3.0  # time without a task after which a process is idle: longer than the rounds of a few clients with small tasks
 _SHARE = 0.02  # of the time that `give_back_freed` may take
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 _CHUNK = 2**19
