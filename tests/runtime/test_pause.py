@@ -32,6 +32,7 @@ def start(out, **runtime):
     return subprocess.Popen(
         [*DPCFL, "run", str(config), "--out", str(out / "runs")], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores it
     )  # fmt: skip
 
 
