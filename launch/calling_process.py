@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpcfl_net.core.process_log import log_to_file
 from dpcfl_net.core.run_folder import RunFolder
@@ -38,6 +36,7 @@ class CallingProcessRun:
     def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
         """See `run_kinds.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round."""
         from dpcfl_net.runtime.one_process import run_in_one_process
+        from dpcfl_net.training.worker_settings import as_in_a_worker
 
         ticked = time.monotonic()
 
@@ -64,32 +63,3 @@ class CallingProcessRun:
     def processes(self) -> int:
         """See `run_kinds.Run`."""
         return 1
-
-
-@contextlib.contextmanager
-def as_in_a_worker() -> Iterator[None]:
-    """Use the settings of a worker process: one thread, float32, CPU. Restores those of torch and BLAS afterwards."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    flushes = _flushes_denormals(torch)
-    on_other_device = torch.get_default_device().type != "cpu"
-    with (
-        threadpool_limits(1),
-        torch.device("cpu") if on_other_device else contextlib.nullcontext(),
-        torch.random.fork_rng(devices=[]),
-    ):
-        torch.set_num_threads(1)
-        torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
-            torch.set_flush_denormal(flushes)
-    torch.set_num_threads(threads)  # last: limiting BLAS also limits the OpenMP threads that torch computes with
-
-
-def _flushes_denormals(torch: Any) -> bool:
-    """Return whether torch flushes denormal numbers in this thread; torch has no function for that."""
-    return float(torch.tensor([1e-310], dtype=torch.float64).mul(1.0)) == 0.0

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from dpcfl_net.core.errors import StopRun
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
@@ -84,7 +86,8 @@ class RoundFeed:
             self._guarded(callback, partial(callback, metrics))
             return
         try:
-            self.stopped = callback(metrics) is False or self.stopped
+            answer = callback(metrics)
+            self.stopped = self.stopped or (isinstance(answer, (bool, np.bool_)) and not answer)
         except StopRun:
             self.stopped = True
         except BaseException as error:

@@ -19,6 +19,7 @@ from dpcfl_net.data import cache
 from dpcfl_net.data.datasets import Images
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.privacy.accounting.cache import cached
+from dpcfl_net.training.worker_settings import as_in_a_worker
 
 LARGE = 1e30  # a feature may be as large; far below the largest float32
 
@@ -76,6 +77,7 @@ def record_span(images: Images) -> tuple[float, float]:
     return max(low, -LARGE), min(high, LARGE)
 
 
+@as_in_a_worker()
 def check_precision(config: Config, images: Images) -> None:
     """Check that this processor and the model's engine have local.precision.
 
@@ -97,6 +99,7 @@ def check_precision(config: Config, images: Images) -> None:
     )  # fmt: skip
 
 
+@as_in_a_worker()
 def _layout(
     model: str, input_shape: tuple[int, ...], classes: int, task: str, by_record: bool, batch_size: int,
     span: tuple[float, float] | None = None,

@@ -248,7 +248,7 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
         protocol: The job's protocol.
 
     Returns:
-        Epsilon; None if it is infinite.
+        Epsilon; None if it is infinite, or if delta is smaller than PLD resolves.
     """
     from dpcfl_net.privacy.accounting import accountant
 
@@ -263,9 +263,12 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     def spent(events: list[Event]) -> float:
         """Epsilon of a client's events, cached per host."""
         question = cost(events, delta, "replace-one", "pld")
-        value: float | None = cached(
-            cache.folder() / "claims", question, lambda: accountant.epsilon(events, delta, adjacency="replace-one")
-        )
+        try:
+            value: float | None = cached(
+                cache.folder() / "claims", question, lambda: accountant.epsilon(events, delta, adjacency="replace-one")
+            )
+        except ValueError:  # a delta that PLD does not resolve, in a run whose accountant is "rdp"
+            return math.inf
         return math.inf if value is None else value  # JSON holds infinity as null
 
     largest = max(map(spent, plans), default=math.inf)

@@ -23,6 +23,7 @@ from dpcfl_net.data.slices import Slice
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import FAIRNESS
 from dpcfl_net.results.summary import add_not_covered, read_run_job
+from dpcfl_net.training.worker_settings import as_in_a_worker
 
 EPOCHS, BATCH, RATE, MOMENTUM = 10, 64, 0.02, 0.9
 
@@ -67,6 +68,7 @@ def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | Non
     return found
 
 
+@as_in_a_worker()
 def reference(job: Job, root: str | None = None) -> np.ndarray:
     """Evaluate each client under theta* of its true cluster; theta* is kept in the user's cache folder.
 

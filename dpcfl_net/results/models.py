@@ -25,6 +25,7 @@ from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.privacy.ledger.ledger_folder import is_missing, read_state
 from dpcfl_net.results.epsilon_spent import ledger_folder
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.training.worker_settings import as_in_a_worker
 
 if TYPE_CHECKING:
     import torch
@@ -103,9 +104,14 @@ def named_tensors(template: ModelTemplate, theta: np.ndarray) -> dict[str, np.nd
         return tensors
     import torch
 
-    module = _build(template.name, template.input_shape, template.classes)
-    module.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in tensors.items()}, strict=False)
-    return {name: value.detach().numpy().copy() for name, value in module.state_dict().items()}
+    with as_in_a_worker():
+        module = _build(template.name, template.input_shape, template.classes)
+        module.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in tensors.items()}, strict=False)
+        return {
+            name: value.detach().numpy().copy()
+            for name, value in module.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
 
 
 class Models(Mapping[int, "dict[str, torch.Tensor]"]):

@@ -262,8 +262,8 @@ class RunData:
             LedgerError: If the ledger was changed.
         """
         roster = [entry.id for entry in self.job.protocol.roster]
-        if client not in roster:
-            raise ConfigError(f"client is {client}: must be 0 to {len(roster) - 1}")
+        if not isinstance(client, (int, np.integer)) or isinstance(client, bool) or client not in roster:
+            raise ConfigError(f"client is {client!r}: must be 0 to {len(roster) - 1}")
         where = paying_ledger(self.path, self.job, client)
         if not where.is_dir():
             raise ConfigError(f"client {client} has no ledger in {self.path}: it is on the client's machine")

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from api_runs import TINY
@@ -151,6 +152,61 @@ def test_a_file_of_one_client_that_is_restored_lets_the_same_process_resume_the_
     assert not open_below(tmp_path)
     (tmp_path / "kept").rename(stopped.path / name)
     assert api.resume(stopped.path, progress=False).state == "finished"
+
+
+PRECISION = (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn, torch.backends.cuda.matmul)
+
+
+@pytest.mark.parametrize("model", ["digits-cnn", "deep_own:build"])
+def test_no_setting_of_the_callers_torch_reaches_a_run_or_is_changed_by_it(tmp_path, monkeypatch, model):
+    """Autocast changed the bits of a run, or ended it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "deep_own.py").write_text(
+        "from torch import nn\n"
+        "def build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.PReLU(), nn.Linear(16, classes))\n"
+    )
+    settings = {**TINY, "model": {"name": model}, "rounds": 2, "output": {"transcript": "off"}}
+    plain = api.run(settings, tmp_path / "plain", "in-process", progress=False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    flags = [part.fp32_precision for part in PRECISION]
+    torch.set_default_device("meta")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+            other = api.run(settings, tmp_path / "other", "in-process", progress=False)
+            assert torch.is_autocast_enabled("cpu")
+            assert torch.is_inference_mode_enabled()
+        assert torch.get_default_device().type == "meta"
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert [part.fp32_precision for part in PRECISION] == flags
+    finally:
+        torch.set_default_device(None)
+        torch.set_float32_matmul_precision(before)
+        torch.backends.mkldnn.conv.fp32_precision = "none"
+    assert models(other.path) == models(plain.path)
+
+
+def test_a_callback_that_returns_numpys_false_stops_the_run(tmp_path):
+    assert (
+        api.run(TINY, tmp_path, "in-process", callbacks=[lambda metrics: np.bool_(False)], progress=False).state
+        == "interrupted"
+    )
+
+
+def test_a_run_with_the_renyi_accountant_and_a_delta_that_pld_does_not_resolve_is_recorded(tmp_path):
+    settings = {**TINY, "rounds": 2, "privacy": {"epsilon": 50, "delta": 1e-30, "accountant": "rdp"}}
+    run = api.run(settings, tmp_path, "in-process", progress=False)
+    assert run.state == "finished"
+    assert json.loads((run.path / "run.json").read_text())["privacy"]["epsilon_replace_one"] is None
+    assert dpcfl("report", run.path).returncode == 0
+
+
+@pytest.mark.parametrize("client", [0.0, "0", True, None, 1_000_000])
+def test_a_ledger_is_of_a_client_with_a_number(private_run, client):
+    with pytest.raises(api.ConfigError, match=f"client is {client!r}: must be 0 to"):
+        api.open_run(private_run).ledger(client)
 
 
 def test_a_record_that_cannot_be_written_leaves_no_other_open(tmp_path):

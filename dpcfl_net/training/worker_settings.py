@@ -1,0 +1,63 @@
+"""Torch's settings of a worker process, for code that runs in the process of a caller who may have set others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def as_in_a_worker() -> Iterator[None]:
+    """Use the settings of a worker process and restore those of torch and BLAS afterwards.
+
+    A worker has one thread, the CPU, float32 in full precision, gradients, and no autocast. Under other settings a run would have
+    other bits, or fail.
+    """
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    threads = torch.get_num_threads()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(threadpool_limits(1))
+            if torch.get_default_device().type != "cpu":
+                stack.enter_context(torch.device("cpu"))
+            if torch.is_autocast_enabled("cpu"):
+                stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(_numbers_restored(torch))
+            torch.set_num_threads(1)
+            torch.set_default_dtype(torch.float32)
+            yield
+    finally:  # last: limiting BLAS also limits the OpenMP threads that torch computes with
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _numbers_restored(torch: Any) -> Iterator[None]:
+    """Restore the default type, flushing of denormals and the precision of products of float32 numbers."""
+    dtype, flushes = torch.get_default_dtype(), _flushes_denormals(torch)
+    backends = torch.backends
+    parts = [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn, backends.cuda.matmul]
+    each = [part.fp32_precision for part in parts]
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the switches of the parts were set to what has no name here
+        precision = None
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_flush_denormal(flushes)
+        if precision is not None:
+            torch.set_float32_matmul_precision(precision)
+        for part, value in zip(parts, each, strict=True):
+            part.fp32_precision = value
+
+
+def _flushes_denormals(torch: Any) -> bool:
+    """Return whether torch flushes denormal numbers in this thread; torch has no function for that."""
+    return float(torch.tensor([1e-310], dtype=torch.float64).mul(1.0)) == 0.0
