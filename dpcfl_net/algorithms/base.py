@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
 import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, ValidationError, model_validator
+from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -69,6 +71,34 @@ class Options(FrozenModel):
                 raise ValueError(f"{earlier} is the earlier name of {present}: give one of the two")
         return {cls.earlier_names.get(name, name): value for name, value in values.items()}
 
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Build options from a configuration or job, in whose JSON tuples and sets are lists, and paths and bytes are text.
+
+        Args:
+            values: Options by name.
+
+        Raises:
+            ValidationError: If one of them is not allowed.
+        """
+        try:
+            return cls.model_validate(values, strict=True)
+        except ValidationError as error:
+            refused = {item["loc"][0] for item in error.errors() if item["loc"]}
+            from_json = {name: cls._from_json(name, value) if name in refused else value for name, value in values.items()}
+            if from_json == values:
+                raise
+            return cls.model_validate(from_json, strict=True)
+
+    @classmethod
+    def _from_json(cls, name: str, value: Any) -> Any:
+        """The value that an option's JSON stands for; the JSON itself if it stands for none."""
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if json.loads(text := json.dumps(value)) == value:
+                annotation: Any = cls.model_fields[name].annotation
+                return TypeAdapter(annotation).validate_json(text, strict=True)
+        return value
+
 
 class Algorithm(ABC):
     """One algorithm for one signed protocol. Each subclass is in a separate file and is found by its `name`.
@@ -93,7 +123,7 @@ class Algorithm(ABC):
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
-        self.options: Any = self.Options.model_validate(protocol.options)
+        self.options: Any = self.Options.read(protocol.options)
         self.clients = protocol.clients
         self.setting = Setting.of(protocol)
         self.capabilities = self.capabilities_for(self.options, self.setting)
@@ -323,7 +353,8 @@ def find(name: str) -> type[Algorithm]:
         name: Name of an algorithm of this package, or `package.module:Class`.
 
     Raises:
-        ConfigError: If there is no such algorithm, or the class is not derived from `Algorithm` or lacks one of its methods.
+        ConfigError: If there is no such algorithm, or the class is not derived from `Algorithm`, lacks one of its methods, or has
+            options of another kind.
     """
     if not plugins.is_plugin(name):
         if name not in registry():
@@ -335,6 +366,10 @@ def find(name: str) -> type[Algorithm]:
         raise ConfigError(f"algorithm.name is {name!r}: must be a class derived from dpcfl_net.algorithms.base.Algorithm")
     if missing := sorted(plugin.__abstractmethods__):
         raise ConfigError(f"algorithm.name is {name!r}: the class must define {', '.join(missing)}")
+    if not (isinstance(plugin.Options, type) and issubclass(plugin.Options, Options)):
+        raise ConfigError(
+            f"algorithm.name is {name!r}: its Options must be a class derived from dpcfl_net.algorithms.base.Options"
+        )
     return plugin
 
 

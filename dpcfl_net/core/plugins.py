@@ -21,6 +21,7 @@ MOVED = {
     "dpcfl_net.threats.nan_probe": "dpcfl_net.attacks.nan_probe",
     "dpcfl_net.threats.server_probe": "dpcfl_net.attacks.server_probe",
 }
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -156,7 +157,9 @@ def _with_torchvision(function: Callable[..., Any], *arguments: Any) -> Any:
 def failure(field: str, name: str, what: str, error: BaseException) -> ConfigError:
     """Describe what a plug-in raised, with file and line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    last = frames[-1]
+    # Of what the author wrote: a library that was called may raise, as pydantic does for a class of options.
+    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith(_LIBRARIES)]
+    last = (own or frames)[-1]
     told = last.filename == __file__ or isinstance(error, SyntaxError)  # the text of a syntax error names file and line
     where = "" if told else f" ({Path(last.filename).name}, line {last.lineno})"
     return ConfigError(f"{field} is {name!r}: {what} raised {type(error).__name__}: {error}{where}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ FIELD = "data.dataset"
 NUMBERS = ("classes", "mean", "std")
 CLIENTS = ("train_client", "test_client")
 MOST_CLASSES = 256  # labels are kept as bytes
+_LARGEST = float(np.finfo(np.float32).max)
 READERS = 2  # raised when a reader of files makes other records of the same files: they are read again
 
 
@@ -224,9 +224,9 @@ def _numbers(given: Mapping[str, Any]) -> list[str]:
     if not _is_whole(classes) or not 2 <= classes <= MOST_CLASSES:
         found.append(f"classes must be a whole number from 2 to {MOST_CLASSES}, got {classes!r}")
     if not _is_finite(mean):
-        found.append(f"mean must be one finite number, got {mean!r}")
-    if not _is_finite(std) or std <= 0:
-        found.append(f"std must be one finite number above 0, got {std!r}")
+        found.append(f"mean must be one finite float32 number, got {mean!r}")
+    if not _is_finite(std) or np.float32(std) <= 0:
+        found.append(f"std must be one finite float32 number above 0, got {std!r}")
     return found
 
 
@@ -235,7 +235,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return (_is_whole(value) or isinstance(value, (float, np.floating))) and math.isfinite(value)
+    return (_is_whole(value) or isinstance(value, (float, np.floating))) and abs(value) <= _LARGEST
 
 
 def _features(train: np.ndarray, test: np.ndarray) -> list[str]:

@@ -57,7 +57,7 @@ def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint)
         problems.append(f"algorithm.{error}")
         return merged
     try:
-        options = algorithm.Options.model_validate(options, strict=True).model_dump(mode="json")
+        options = algorithm.Options.read(options).model_dump(mode="json")
     except ValidationError as error:
         problems += _option_problems(str(name), algorithm, error, hint)
     merged["algorithm"] = {"name": name, **options}

@@ -362,7 +362,7 @@ class Config(Section):
     @property
     def options(self) -> Any:
         """Validated options of the chosen algorithm."""
-        return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
+        return self.algorithm_class.Options.read({k: v for k, v in self.algorithm.items() if k != "name"})
 
     @property
     def setting(self) -> Setting:

@@ -136,7 +136,13 @@ def _gradients(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, name: st
 
 
 def _parameters(module: nn.Module) -> list[str]:
-    found = []
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+        return ["it has TorchScript parts, whose steps cannot be followed: return the module before torch.jit"]
+    found = [
+        f"layer {name!r} has a state of its own (get_extra_state), which is neither trained nor sent: remove it"
+        for name, child in module.named_modules()
+        if type(child).get_extra_state is not nn.Module.get_extra_state
+    ]
     for name, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter):
             found.append(f"parameter {name!r} has no shape yet: give lazy layers their sizes")
@@ -144,6 +150,10 @@ def _parameters(module: nn.Module) -> list[str]:
             found.append(f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be torch.float32 on the CPU")
         elif not parameter.requires_grad:
             found.append(f"parameter {name!r} is frozen (requires_grad is False): every parameter is trained and sent")
+        elif parameter.is_inference():
+            found.append(f"parameter {name!r} was built in torch.inference_mode, which no step can change: build it outside")
+        elif not parameter.is_contiguous():
+            found.append(f"parameter {name!r} is not contiguous: build it without memory_format, and transpose it in forward")
     return found if found or any(True for _ in module.parameters()) else ["it has no parameters to train"]
 
 

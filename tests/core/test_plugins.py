@@ -191,9 +191,12 @@ def test_an_imported_module_is_not_searched_again(module, monkeypatch):
         ("given['test_y'] = given['test_y'] - 1", ["test_y holds labels -1..1"]),
         ("given['classes'] = 257", ["classes must be a whole number from 2 to 256, got 257"]),
         ("given['classes'] = 3.0", ["classes must be", "got 3.0"]),
-        ("given['mean'] = float('inf')", ["mean must be one finite number, got inf"]),
-        ("given['mean'] = np.zeros(3)", ["mean must be one finite number"]),
-        ("given['std'] = 0.0", ["std must be one finite number above 0, got 0.0"]),
+        ("given['mean'] = float('inf')", ["mean must be one finite float32 number, got inf"]),
+        ("given['mean'] = np.zeros(3)", ["mean must be one finite float32 number"]),
+        ("given['mean'] = 1e39", ["mean must be one finite float32 number, got 1e+39"]),
+        ("given['std'] = 10**400", ["std must be one finite float32 number above 0"]),
+        ("given['std'] = 1e-60", ["std must be one finite float32 number above 0, got 1e-60"]),
+        ("given['std'] = 0.0", ["std must be one finite float32 number above 0, got 0.0"]),
     ],
 )
 def test_what_is_no_data_set_is_refused(module, change, words):
@@ -328,6 +331,27 @@ def with_frozen_bias():
     return module
 
 
+class Counting(nn.Linear):
+    """Has a state beside its parameters, as layers that count their calls or calibrate themselves."""
+
+    def get_extra_state(self):
+        return {"calls": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def built_for_inference():
+    with torch.inference_mode():
+        return nn.Linear(4, 3)
+
+
+def with_transposed_weight():
+    module = nn.Linear(4, 3)
+    module.weight = nn.Parameter(torch.zeros(4, 3).T)
+    return module
+
+
 def folding(layers, x):
     return layers[1](torch.tanh(layers[0](x.reshape(-1, 2))).reshape(len(x), -1))
 
@@ -340,6 +364,10 @@ def folding(layers, x):
         (lambda: nn.Linear(4, 3).double(), "parameter 'weight' is torch.float64"),
         (lambda: nn.Linear(4, 3, device="meta"), "on meta: must be torch.float32 on the CPU"),
         (lambda: nn.LazyLinear(3), "parameter 'weight' has no shape yet"),
+        (lambda: nn.Sequential(Counting(4, 3)), "layer '0' has a state of its own (get_extra_state)"),
+        (built_for_inference, "parameter 'weight' was built in torch.inference_mode"),
+        (with_transposed_weight, "parameter 'weight' is not contiguous"),
+        (lambda: torch.jit.script(nn.Linear(4, 3)), "TorchScript"),
         (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), "'1' (BatchNorm1d) mixes the records"),
         (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), "'0' (Dropout) draws from torch's generator"),
         (lambda: nn.Linear(4, 5), "must be float32 (3, 3), got torch.float32 (3, 5)"),
@@ -571,6 +599,39 @@ def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(mo
     (tmp_path / "own_rounds.py").unlink()
     with pytest.raises(Refused, match="no module 'own_rounds'"):
         algorithm_of(job.protocol)
+
+
+SHAPED = """
+from pathlib import Path
+
+class Shaped(Global):
+    class Options(base.Options):
+        sides: tuple[int, int] = (1, 2)
+        names: frozenset[str] = frozenset({"a"})
+        table: Path = Path("table.csv")
+        key: bytes = b"k"
+"""
+
+
+def test_options_may_be_tuples_sets_paths_and_bytes_which_a_job_holds_as_lists_and_text(module, tmp_path):
+    module("mine", data())
+    module("own_shapes", ALGORITHM + SHAPED)
+    make_keys(tmp_path / "keys", 2)
+    for given, sides in ({}, (1, 2)), ({"sides": [3, 4], "table": "b.csv"}, (3, 4)):
+        job = make_job(config.resolve(document(algorithm={"name": "own_shapes:Shaped", **given})), tmp_path / "keys")
+        found = algorithm_of(job.protocol).options
+        assert (found.sides, found.names, found.key) == (sides, {"a"}, b"k")
+        assert found.table == Path(given.get("table", "table.csv"))
+    (problem,) = problems(algorithm={"name": "own_shapes:Shaped", "sides": [3]})
+    assert "algorithm.sides" in problem
+
+
+def test_a_mistake_that_a_library_finds_is_placed_in_the_file_of_ones_own(module):
+    module("mine", data())
+    module("own_slips", ALGORITHM.replace("share: float = 0.5", "share = 0.5"))
+    (problem,) = problems(algorithm={"name": "own_slips:Damped"})
+    assert "PydanticUserError" in problem
+    assert problem.endswith("(own_slips.py, line 7)")
 
 
 UNNAMED = """
@@ -1114,10 +1175,14 @@ def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
 
 
 UNFINISHED = """
+import pydantic
 from dpcfl_net import Algorithm
 from dpcfl_net.algorithms.client_level import ClientLevel
 class Bare(Algorithm): pass
 class Sums(ClientLevel): pass
+class Foreign(Global):
+    class Options(pydantic.BaseModel):
+        share: float = 0.5
 """
 
 
@@ -1128,6 +1193,7 @@ class Sums(ClientLevel): pass
         ("own_rounds:Whole", "own_rounds has no 'Whole'"),
         ("own_rounds:Bare", "the class must define plan, round, start"),
         ("own_rounds:Sums", "the class must define new_sums, round"),
+        ("own_rounds:Foreign", "its Options must be a class derived from dpcfl_net.algorithms.base.Options"),
         ("absent:Damped", "no module 'absent'"),
         ("globall", "must be one of"),
     ],
