@@ -334,4 +334,7 @@ def _unmeasured(rounds: list[int], last: int, log: Path) -> str:
     more = f" and {len(rounds) - NAMED_ROUNDS} more" if len(rounds) > NAMED_ROUNDS else ""
     named = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds[:NAMED_ROUNDS]))}{more}"
     final = ", and the run has no final accuracy" if last in rounds else ""
-    return f"no accuracy of {named}{final}: the observer did not measure it or could not record it (log: {log})"
+    return (
+        f"no accuracy of {named}{final}: the run was stopped first, or the observer did not measure it or could not record it "
+        f"(log: {log})"
+    )

@@ -208,6 +208,8 @@ def _encode(value: Any) -> Any:
         if array.dtype.hasobject:
             raise TypeError("an array of objects")
         return {ARRAY: [array.dtype.str, list(array.shape), array.tobytes()]}
+    if isinstance(value, bytes | bytearray | memoryview):  # the run's files are JSON
+        raise TypeError("bytes")
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"a dict has the key {odd[0]!r}")

@@ -136,7 +136,7 @@ class Training:
             assert asked.rounds is not None
             # A trusted server samples a fixed number for replacement, as `algorithm.sampling: auto` does.
             sampling = "fixed" if asked.adjacency == "replace-one" else "poisson"
-            sampled, described = asked.per_round or asked.clients, f"{asked.rounds:,} rounds"
+            sampled, described = asked.per_round or asked.clients, _count(asked.rounds, "round")
             return cls(CLIENT, sampled, asked.clients, asked.rounds, described, sampling)
         assert asked.records is not None
         assert asked.batch is not None

@@ -59,10 +59,9 @@ def inspect(folder: Path, chosen: Selection) -> dict[str, Any]:
     """
     from dpcfl_net.transport import transcript
 
-    path = RunFolder(folder).transcript
+    job, path = summary.read_run_job(folder), RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: it is not a run folder, or output.transcript was off")
-    job = summary.read_run_job(folder)
+        raise ConfigError(f"{folder} has no {path.name}: output.transcript was off")
     protocol: Protocol = job.protocol
     if chosen.client is not None and chosen.client >= len(protocol.roster):
         raise ConfigError(f"--client is {chosen.client}: must be 0 to {len(protocol.roster) - 1}")

@@ -50,12 +50,14 @@ def _names(folder: Path) -> tuple[str, str]:
     """Return the names of project and package; ConfigError if the folder's name gives none."""
     name = folder.resolve().name
     package = re.sub(r"[-. ]+", "_", name.lower())
-    rule = "letters, digits, dots, dashes and underscores, beginning with a letter"
+    rule = "letters, digits, spaces, dots, dashes and underscores, beginning with a letter"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package) or len(package) > LONGEST_NAME:
         raise ConfigError(
             f"the folder's name is {shown(name)}: must be up to {LONGEST_NAME} {rule}, as it names a Python package"
         )
-    if keyword.iskeyword(package) or package == "tests" or _is_taken(package):
+    if keyword.iskeyword(package):
+        raise ConfigError(f"the folder's name is {shown(name)}: {package!r} is a word of Python's own; choose another name")
+    if package == "tests" or _is_taken(package):
         raise ConfigError(f"the folder's name is {shown(name)}: Python has a module {package!r}; choose another name")
     return package.replace("_", "-"), package
 

@@ -16,6 +16,7 @@ from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.cost_prediction import REST_BYTES, StepCost, measure_step, predict
 from dpcfl_net.experiment.host_costs import SHIPPED
 from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.training.memory import IDLE_S
 from dpcfl_net.transport.keys import make_keys
 
 NOTHING = replace(SHIPPED, **{name: 0.0 for name in host_costs.HostCosts.__dataclass_fields__ if name != "processor"})
@@ -113,8 +114,8 @@ def test_steps_selections_and_evaluations_are_computing(planned):
     assert found.wall_s == found.cpu_s / 2
     idle = predict(job, settings, NOTHING, FREE, 2, work["clients"])
     task_s = found.cpu_s / work["tasks"]
-    assert task_s > 1  # so of the others only a part has computed within a second, and keeps its memory
-    assert found.memory - idle.memory == pytest.approx(2e6 + 1e5 + 1e6 * 2 / task_s)
+    assert task_s > IDLE_S  # so of the others only a part has computed lately, and keeps its memory
+    assert found.memory - idle.memory == pytest.approx(2e6 + 1e5 + 1e6 * 2 * IDLE_S / task_s)
     quick = predict(job, settings, NOTHING, StepCost(1e-6, 0.0, 1e6, 0.0), 2, work["clients"])
     assert quick.memory - idle.memory == work["clients"] * 1e6
     assert work["batches"] >= work["steps"]

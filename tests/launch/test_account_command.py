@@ -62,6 +62,11 @@ def test_the_numbers_of_the_papers_have_no_bound_for_replacement(capsys):
     assert found["epsilon_zero_out"] == dpcfl.account([event], 1e-4, accountant="rdp")["epsilon"]
 
 
+def test_one_round_is_not_a_plural(capsys):
+    done = call(capsys, "account", "--delta", 1e-5, "--epsilon", 1, "--clients", 10, "--rounds", 1)
+    assert "1 (1 round)" in done.out
+
+
 def test_the_table_states_what_was_computed(capsys):
     done = call(capsys, "account", "--noise-multiplier", 1.5, "--delta", 0.02, *RECORDS[2:], "--epochs", 2)
     assert "0.16 (32 of 200 records)" in done.out

@@ -231,7 +231,7 @@ FOLDERS: list[Case] = [
         (f"{command} {{{what}}}", 2, [f"{{{what}}}", words])
         for command, words in {
             "report": "is not a run folder", "verify": "is not a run folder", "compare": "is not a run folder",
-            "audit": "is not a run folder", "inspect": "has no transcript.msgpack", "attack nan-oracle": "is not a run folder",
+            "audit": "is not a run folder", "inspect": "is not a run folder", "attack nan-oracle": "is not a run folder",
             "attack selections": "is not a run folder", "attack invert": "is not a run folder",
             "run --resume": "is not a run folder",
             "launch --on ray --resume": "is not a run folder",
@@ -245,7 +245,7 @@ FOLDERS: list[Case] = [
     ("audit {run}", 2, ["{run} was not audited"]),
     ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
     *((f"{command} {{sweep}}", 2, ["{sweep} is a sweep, not a run folder: give the folder of one of its runs"])
-      for command in ("verify", "export", "clients", "run --resume", "trace", "watch --once")),
+      for command in ("verify", "export", "clients", "run --resume", "trace", "watch --once", "inspect")),
     ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}", "resume the run, then verify it"]),
 ]  # fmt: skip
 NUMBERS: list[Case] = [

@@ -368,6 +368,7 @@ TWO = np.zeros((2, 2), "f4")
         (State(TWO, [0, 1, 1], {"seen": {1: 2}}), r"after round 1 cannot be stored: a dict has the key 1; .* texts as keys"),
         (State(TWO, [0, 1, 1], {"seen": {1, 2}}), r"after round 1 cannot be stored: can not serialize 'set' object"),
         (State(TWO, [0, 1, 1], {"seen": 2**70}), r"after round 1 cannot be stored: "),
+        (State(TWO, [0, 1, 1], diagnostics={"key": b"k"}), r"after round 1 cannot be stored: bytes; .* hold numbers, texts"),
         (State(TWO, [0, 1, 1], {"seen": np.array([None])}), r"after round 1 cannot be stored: an array of objects"),
     ],
 )

@@ -255,13 +255,19 @@ def test_a_file_without_a_function_is_refused_with_the_form_of_the_argument(caps
     assert done.err == "error: FUNCTION is 'missing_clip.py': add the function to the file, as path/to/file.py:function\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), ("x:y",), ("x:y", "claim.yaml", "--vectors", "v.json"), ("--accounting", "v.json", "--quick")]
-)
+@pytest.mark.parametrize("arguments", [(), ("x:y", "claim.yaml", "--vectors", "v.json"), ("--accounting", "v.json", "--quick")])
 def test_arguments_that_do_not_belong_together_are_refused(capsys, arguments):
     done = call(capsys, "conformance", *arguments)
     assert done.code == 2
     assert "give" in done.err or "are for" in done.err
+
+
+def test_a_function_without_its_claim_is_refused(capsys):
+    done = call(capsys, "conformance", "x:y")
+    assert (done.code, done.err) == (
+        2,
+        "error: FUNCTION given: give FUNCTION and CLAIM, or --accounting FILE, or --vectors FILE\n",
+    )
 
 
 def test_answers_of_another_accountant_are_judged_by_bounds(capsys, tmp_path):

@@ -52,7 +52,7 @@ def conformance(
     from dpcfl_net.core.errors import ConfigError
 
     wanted = [
-        ("FUNCTION and CLAIM", adapter is not None),
+        ("FUNCTION" if claim is None else "FUNCTION and CLAIM", adapter is not None),
         ("--accounting", accounting is not None),
         ("--vectors", vectors is not None),
     ]
