@@ -76,8 +76,8 @@ def option_problems(options: RROptions, setting: Setting) -> list[str]:
     per_round, needed = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
     if needed > per_round + 1e-9:
         problems.append(
-            f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of at least so many need {needed} clients a round, "
-            f"{options.sampling_rate:g} of {setting.clients} are {per_round:g}"
+            f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of that size need {needed} clients a round, "
+            f"but sampling_rate {options.sampling_rate:g} of {setting.clients} clients draws {per_round:g}"
         )
     sampling = sampling_of(options.sampling, setting.privacy.adjacency)
     if options.guarantee == "expected" and sampling == "fixed":

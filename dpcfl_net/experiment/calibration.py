@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import asdict
 
-from dpcfl_net.algorithms.base import algorithm_of, find
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of, find
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.plugins import failure, is_plugin
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import Roster
 from dpcfl_net.data import cache
@@ -33,9 +34,9 @@ def calibrated(protocol: Protocol) -> Protocol:
     Raises:
         ConfigError: If the algorithm cannot train the model, no noise meets the target, a dataset ledger is requested without a finite
             epsilon, or the noise of secure sums is too coarse, or a plan changes between two calls, or holds a slot whose event is not
-            its cost in this job or that no client step fills, or a tensor has a side without a size.
+            its cost in this job or that no client step fills, or a tensor has a side without a size, or a plug-in's class raises.
     """
-    algorithm = find(protocol.algorithm)(protocol)  # a model that does not fit it is an error of the configuration
+    algorithm = _built(protocol)
     if problem := plan_problem(algorithm):
         raise ConfigError(problem)
     if problems := step_problems(algorithm):
@@ -65,6 +66,19 @@ def calibrated(protocol: Protocol) -> Protocol:
     if problem := secure_sum_problem(algorithm_of(result)):
         raise ConfigError(problem)
     return result
+
+
+def _built(protocol: Protocol) -> Algorithm:
+    """Build the algorithm; ConfigError for a model that does not fit it, and for a plug-in that raises."""
+    kind = find(protocol.algorithm)
+    try:
+        return kind(protocol)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not is_plugin(protocol.algorithm):
+            raise
+        raise failure("algorithm.name", protocol.algorithm, "the class", error) from error
 
 
 def _noise_multiplier(plan: list[Slot], epsilon: float, protocol: Protocol) -> float:

@@ -158,7 +158,7 @@ def _privacy_problems(config: Config) -> list[str]:
             "ledger.scope is 'dataset': needs privacy.noise os, since runs with seeded noise have no epsilon to compose"
         )
     if (privacy.unit, privacy.trust) not in config.capabilities.protects:
-        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in config.capabilities.protects)
+        pairs = ", or ".join(f"unit {unit} and trust {trust}" for unit, trust in config.capabilities.protects)
         problems.append(
             f"privacy.unit is {privacy.unit!r}, privacy.trust {privacy.trust!r}: {algorithm.name} works with {pairs}"
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.frozen import once
+from dpcfl_net.core.plugins import failure, is_plugin
 from dpcfl_net.core.protocol import LARGE_ROSTER, Protocol
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.signed_settings import PrivacyTarget
@@ -105,7 +106,7 @@ def plan_problem(algorithm: ClientSide) -> str | None:
         A sentence; None without a problem.
 
     Raises:
-        ConfigError: If a plan is no list of slots.
+        ConfigError: If a plan is no list of slots, or `plan` of a plug-in raises.
     """
     protocol = algorithm.protocol
     unit, clients = protocol.privacy.unit, len(protocol.roster)
@@ -114,7 +115,7 @@ def plan_problem(algorithm: ClientSide) -> str | None:
         if problem := adjacency_problem(protocol.privacy):
             return problem
         for entry in plan_examples(algorithm):  # also those that a trusted server does not pay for
-            _checked(algorithm, "plan", algorithm.plan(entry))
+            _checked(algorithm, "plan", _planned(algorithm, entry))
         for slot in {slot: None for charged in noisy_plans(algorithm) for slot in charged.plan}:
             named = f"the plan of {protocol.algorithm} has slot {slot.name!r} ({type(slot).__name__})"
             if unit not in slot.units:
@@ -124,6 +125,16 @@ def plan_problem(algorithm: ClientSide) -> str | None:
         return _beside_masks(algorithm)
 
     return once(protocol, ("plan problem", type(algorithm)), found)
+
+
+def _planned(algorithm: ClientSide, entry: ClientEntry) -> Any:
+    """What `plan` returns; ConfigError with file and line where that of a plug-in raises."""
+    try:
+        return algorithm.plan(entry)
+    except Exception as error:
+        if not is_plugin(algorithm.protocol.algorithm):
+            raise
+        raise failure("algorithm.name", algorithm.protocol.algorithm, "plan", error) from error
 
 
 def _beside_masks(algorithm: ClientSide) -> str | None:

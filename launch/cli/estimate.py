@@ -16,7 +16,7 @@ from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.launch.placement import local
 from dpcfl_net.privacy.slots import Slot
-from dpcfl_net.results.number_format import at_most, duration
+from dpcfl_net.results.number_format import at_most, duration, size
 
 LISTED = 4  # noise multipliers; of more the span
 
@@ -106,8 +106,8 @@ def _cost_lines(cost: dict[str, Any]) -> list[str]:
     through, beside = [], ""
     if tree is not None:
         through = [
-            f"             {tree['bytes_up'] / 1e6:.1f} MB from clients to {tree['count']} aggregators, "
-            f"{tree['bytes_down'] / 1e6:.1f} MB to clients"
+            f"             {size(tree['bytes_up'])} from clients to {tree['count']} aggregators, "
+            f"{size(tree['bytes_down'])} to clients"
         ]
         beside = f", of which aggregators {tree['memory_bytes'] / 2**30:.2f} GiB"
     return [
@@ -115,7 +115,7 @@ def _cost_lines(cost: dict[str, Any]) -> list[str]:
         f"  computing  {cost['steps']:,} steps on {cost['records']:,} records, {1e3 * cost['step_s']:.1f} ms each in one thread "
         f"(measured now), {slots} worker{'s' if slots > 1 else ''} at a time",
         f"  time       about {duration(cost['wall_s'])} on idle cores, {duration(cost['cpu_s'])} of processor time",
-        f"  network    {cost['bytes_up'] / 1e6:.1f} MB to the server, {cost['bytes_down'] / 1e6:.1f} MB from it",
+        f"  network    {size(cost['bytes_up'])} to the server, {size(cost['bytes_down'])} from it",
         *through,
         f"  memory     about {cost['memory_bytes'] / 2**30:.2f} GiB for all processes{beside}",
     ]

@@ -361,7 +361,7 @@ def test_a_clients_own_ledger_says_that_its_releases_are_raw(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "privacy", "said"),
     [
-        ({**RR, "min_cluster_size": 4}, REPLACED, "algorithm.min_cluster_size is 4: 2 clusters of at least so many need 8 clients a round"),
+        ({**RR, "min_cluster_size": 4}, REPLACED, "algorithm.min_cluster_size is 4: 2 clusters of that size need 8 clients a round"),
         (RR, TRUSTED, "algorithm.guarantee is 'labels-first': needs privacy.adjacency replace-one"),
         ({**RR, "guarantee": "expected"}, REPLACED, "algorithm.guarantee is 'expected': needs Poisson sampling"),
         ({**RR, "guarantee": "paper"}, REPLACED, "algorithm.guarantee is 'paper': needs privacy.accountant rdp"),

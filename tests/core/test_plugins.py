@@ -1152,6 +1152,19 @@ def test_a_plan_that_is_no_list_of_slots_is_a_sentence(module, tmp_path, plan, g
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ("def plan(self, client):\n        return [client.slots]\n\n    ", "plan raised AttributeError"),
+        ("def __init__(self):\n        pass\n\n    ", "the class raised TypeError"),
+    ],
+)
+def test_a_slip_in_an_algorithms_class_is_a_sentence(module, tmp_path, own, words):
+    module("own_rounds", PERSONAL.replace("KEPT", "").replace("@on_client", f"{own}@on_client"))
+    with pytest.raises(ConfigError, match=f"algorithm.name is 'own_rounds:Personal': {words}"):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
 @pytest.mark.parametrize("method", ["plan", "central_plan"])
 @pytest.mark.parametrize(("plan", "got"), [("None", "NoneType"), ("['train']", "list with str")])
 def test_neither_plan_of_a_job_with_a_trusted_server_may_be_no_list_of_slots(module, tmp_path, method, plan, got):

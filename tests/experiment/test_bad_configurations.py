@@ -195,7 +195,7 @@ WORDS = [
     ("privacy.adjacency", "add", ["privacy.adjacency is 'add'", "'zero-out' or 'replace-one'"]),
     ("privacy.accountant", "gdp", ["privacy.accountant is 'gdp'", "'pld' or 'rdp'"]),
     ("privacy.noise", "none", ["privacy.noise is 'none'", "'os' or 'seeded'"]),
-    ("privacy.trust", "trusted-server", ["privacy.trust 'trusted-server'", "works with unit sample with trust untrusted-server"]),
+    ("privacy.trust", "trusted-server", ["privacy.trust 'trusted-server'", "works with unit sample and trust untrusted-server"]),
     ("runtime.federation", "inprocess", ["runtime.federation is 'inprocess'", "'network' or 'in-process'"]),
     ("runtime.device", "tpu", ["runtime.device is 'tpu'", "auto|cpu|cuda"]),
     ("runtime.gpus", "[0]", ["runtime.gpus.0 is 0", "put it in quotes"]),
@@ -263,7 +263,7 @@ TOGETHER = [
     ),
     (
         {"algorithm.name": "dp-fedavg", "algorithm.sampling_rate": "1.0"},
-        ["privacy.unit is 'sample'", "works with unit client with trust trusted-server"],
+        ["privacy.unit is 'sample'", "works with unit client and trust trusted-server"],
     ),
     ({**CLIENT_LEVEL, "algorithm.sampling_rate": "0.3"}, ["algorithm.sampling_rate is 0.3", "not a whole number"]),
     ({**CLIENT_LEVEL, "algorithm.server_lr": ".inf"}, ["algorithm.server_lr is inf", "finite number"]),

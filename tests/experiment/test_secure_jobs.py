@@ -66,7 +66,7 @@ def test_terms_have_defaults_and_only_this_trust_has_terms():
         ({"ledger": {"scope": "dataset", "root": "/tmp/book"}}, "ledger.scope must be 'run', got 'dataset'"),
         ({"local": {"pace": "constant"}}, "local.pace must be 'free', got 'constant'"),
         ({"privacy": {"unit": "sample"}, "audit": {"canaries": 3}}, "audit.client must be the number of one client, got 'all'"),
-        ({"algorithm": {"name": "r-dpcfl", "clusters": 4}}, "r-dpcfl works with unit sample with trust untrusted-server"),
+        ({"algorithm": {"name": "r-dpcfl", "clusters": 4}}, "r-dpcfl works with unit sample and trust untrusted-server"),
         ({"privacy": {"trust": "trusted-server", "secure_aggregation": {}}}, "belongs to privacy.trust secure-aggregation"),
         ({"privacy": {"secure_aggregation": {"threshold": 0.5}}}, "threshold"),
         ({"privacy": {"secure_aggregation": {"colluders": 6}}}, "colluders is 6: of 8 clients 6 must answer"),

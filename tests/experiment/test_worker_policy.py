@@ -62,7 +62,7 @@ def refusal(job, tmp_path, policy=None):
         ),
         ({**RR, "guarantee": "expected"}, {"sampling": "fixed", "base": "fesem"}, {"adjacency": "replace-one"}, "keep a state"),
         (RR, {"base": "fesem"}, {}, "clients that keep a state reveal earlier samples"),
-        (RR, {"clusters": 4, "min_cluster_size": 8}, {}, "4 clusters of at least so many need 32 clients a round"),
+        (RR, {"clusters": 4, "min_cluster_size": 8}, {}, "4 clusters of that size need 32 clients a round"),
     ],
 )
 def test_conditions_that_make_no_theorem_are_refused_whoever_signed_them(keys, tmp_path, algorithm, options, privacy, said):

@@ -45,7 +45,7 @@ def test_help_and_import_load_nothing_heavy():
         (["run"], 2, "give a configuration"),
         (["fly"], 2, "No such command"),
         (["verify", "nowhere"], 2, "not a run folder"),
-        (["inspect", "nowhere"], 2, "has no transcript.msgpack"),
+        (["inspect", "nowhere"], 2, "is not a run folder"),
         (["account", "--json", "nowhere.json"], 2, "cannot read"),
         (["data", "fetch", "imagenet"], 2, "unknown data set"),
         (["bench", "flying"], 2, "must be"),

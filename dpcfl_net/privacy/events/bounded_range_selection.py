@@ -173,9 +173,8 @@ def _on_grid(profile: np.ndarray, width: float, interval: float) -> Losses:
     """The profile, known at multiples of `width` >= 0, carried to multiples of `interval` along its chords; symmetric."""
     top = math.ceil(width * (len(profile) - 1) / interval)
     losses = interval * np.arange(top + 1)
-    index = np.minimum(losses / width, len(profile) - 2).astype(
-        np.int64
-    )  # limited first: a narrow selection has more than 2**63
+    # Limited before it is an integer: over a narrow selection the quotient may be above 2**63.
+    index = np.minimum(losses / width, len(profile) - 2).astype(np.int64)
     share = np.clip(np.expm1(losses - width * index) / math.expm1(width), 0.0, 1.0)
     return symmetric(profile[index] + share * (profile[index + 1] - profile[index]), interval)
 
