@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.plugins import failure, is_plugin
-from dpcfl_net.core.protocol import LARGE_ROSTER, Protocol
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
@@ -75,9 +75,8 @@ def without_guarantee(algorithm: ClientSide) -> list[str]:
     def planned() -> list[str]:
         return sorted({reason for plan, *_ in noisy_plans(algorithm) for reason in unprotected(list(plan))})
 
-    # The clients of one process verify the same job: with a large roster the plans of all clients are read once.
-    large = len(protocol.roster) >= LARGE_ROSTER
-    reasons = once(protocol, ("reasons", type(algorithm)), planned) if large else planned()
+    # Clients of one process, and of its forks, verify the same job; plans may differ by client, so that each would read all.
+    reasons = once(protocol, ("reasons", type(algorithm)), planned)
     return [*reasons, *([SEEDED] if protocol.privacy.noise == "seeded" else [])]
 
 
@@ -128,7 +127,7 @@ def plan_problem(algorithm: ClientSide) -> str | None:
 
 
 def _planned(algorithm: ClientSide, entry: ClientEntry) -> Any:
-    """What `plan` returns; ConfigError with file and line where that of a plug-in raises."""
+    """Return the plan; where a plug-in's `plan` raises, a ConfigError names file and line."""
     try:
         return algorithm.plan(entry)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from dpcfl_net.runtime.worker import Worker
 from dpcfl_net.runtime.worker_process import prepare_process, turns
 
 SOCKETS = 4096  # a client has four sockets; the default limit of ZeroMQ is enough for 250 clients only
+SWITCH_S = 0.05  # after which a waiting thread asks for the interpreter; Python's 5 ms wake dozens of threads in vain
 
 
 def run_group(spec: GroupSpec) -> None:
@@ -33,6 +35,7 @@ def run_group(spec: GroupSpec) -> None:
         Exception: The first error of a client.
     """
     prepare_process(spec.worker)
+    sys.setswitchinterval(SWITCH_S)
     job = read_job(spec.worker.job, spec.worker.operator_key)
     open_files.allow(open_files.files_for(len(job.protocol.roster)))
     context = zmq.Context()
@@ -57,6 +60,7 @@ class Group:
         self._again: set[int] = set()  # to start again: the start command came before the client had left
         self._stopped: set[int] = set()  # the stop command may come while the client's gate is being opened
         self._lock, self._process_turn = threading.Lock(), turns(spec.worker)
+        self._opening = threading.Lock()  # one gate after another: threads that all compute at once only hinder each other
 
     def serve(self) -> None:
         """Follow the launcher's commands until it closes the pipe and all clients have left."""
@@ -116,15 +120,16 @@ class Group:
     def _serve(self, client: int) -> None:
         spec = replace(self.spec.worker, client=client)
         try:
-            host = make_host(
-                self.job,
-                client,
-                spec.ledgers,
-                data_root=spec.data_root,
-                terms=spec.terms,
-                engine=lambda: self.engine,
-                key_folder=spec.keys,
-            )
+            with self._opening:
+                host = make_host(
+                    self.job,
+                    client,
+                    spec.ledgers,
+                    data_root=spec.data_root,
+                    terms=spec.terms,
+                    engine=lambda: self.engine,
+                    key_folder=spec.keys,
+                )
             worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn)
             if client in self._stopped:
                 worker.stop()

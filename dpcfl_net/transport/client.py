@@ -340,7 +340,8 @@ class ClientEndpoint:
             self._message_log.failed("coordinator", WireError("flood", flood))
         self._connection.require_handshake()
         if self._clock.now() - self._heard > self._times.orphan_timeout_s:
-            raise RunFailed(f"nothing was heard from the coordinator for {self._times.orphan_timeout_s:g} s")
+            where = self._socket.get_string(zmq.LAST_ENDPOINT)
+            raise RunFailed(f"nothing was heard from the coordinator at {where} for {self._times.orphan_timeout_s:g} s")
 
     def _pump(self) -> bool:
         return self.welcomed and not self._channel.pump()
@@ -431,8 +432,7 @@ class ClientEndpoint:
 
     def _confirmed(self, result_id: str) -> None:
         """Report a result that the coordinator has received, and forget it."""
-        result = self._results.get(result_id)
-        if result is not None:
+        if (result := self._results.get(result_id)) is not None:
             about, now = result.fields, time.monotonic()
             if self._told_phase == "sending":
                 self._told_phase = "idle"  # as the coordinator assumes once it has the answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections import Counter
 
 import pytest
 from conftest import SMALL
@@ -25,6 +26,7 @@ from dpcfl_net.experiment.cost_prediction import measure_step
 from dpcfl_net.experiment.job_files import Experiment
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.claim import verify_claim
+from dpcfl_net.launch.bench import noop_algorithm
 from dpcfl_net.results.summary import run_document
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training.sgd import PlainSGD
@@ -69,6 +71,19 @@ def test_the_check_of_a_job_executes_no_file_of_the_current_folder(made, tmp_pat
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     job = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), made[1] / "keys")
     assert 4.9 < verify_claim(job.algorithm, 0, tmp_path / "cache") <= 5
+
+
+def test_the_clients_of_a_process_read_the_plans_of_all_clients_once(made, tmp_path, monkeypatch):
+    """A thousand clients with different plans took a minute to start: each read the plans of all."""
+    data = {"dataset": "digits", "clients": [60], "shift": "none", "train_per_client": 1, "test_per_client": 1}
+    document = {**SMALL, "data": data, "local": {"batch_size": 1}, "algorithm": {"name": noop_algorithm.NAME}}
+    make_keys(tmp_path / "keys", 60)
+    job = make_job(config.resolve({**document, "privacy": {"epsilon": 5, "delta": 1e-4}}), tmp_path / "keys")
+    asked, plan = [], noop_algorithm.NoOp.plan
+    monkeypatch.setattr(noop_algorithm.NoOp, "plan", lambda self, entry: (asked.append(entry.id), plan(self, entry))[1])
+    for client in range(60):
+        verify_claim(job.algorithm, client, tmp_path / "claims")
+    assert max(Counter(asked).values()) <= 6
 
 
 def test_a_job_and_a_link_are_described_without_their_secrets(made):

@@ -702,7 +702,10 @@ def test_a_relay_that_reaches_no_coordinator_is_no_wrong_coordinator() -> None:
     resets: list[None] = []
     with accepting(lambda connection: resets.append(reset(connection))) as relay:
         address = f"tcp://127.0.0.1:{relay.getsockname()[1]}"
-        with make_client(address, orphan_timeout_s=4.0) as client, pytest.raises(RunFailed, match="nothing was heard"):
+        with (
+            make_client(address, orphan_timeout_s=4.0) as client,
+            pytest.raises(RunFailed, match=f"nothing was heard from the coordinator at {address} for 4 s"),
+        ):
             client.poll(20)
         relay.shutdown(socket.SHUT_RDWR)
     assert len(resets) > HANDSHAKES
