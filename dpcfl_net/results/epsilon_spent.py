@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.frozen import digest, once
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
+from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
@@ -28,6 +29,9 @@ from dpcfl_net.results.run_files import whole
 from dpcfl_net.transport.keys import client_key
 
 Charges = tuple[Event, ...]  # of a client in a round
+MOST_VALUES = (
+    1000  # epsilons of the plans of a run, some 10 ms each; of more, those of every second, third, ... round are computed
+)
 
 
 def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[int, list[Event]]]:
@@ -94,7 +98,8 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     """Compute each client's epsilon after each charged round.
 
     Returns:
-        One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger.
+        One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger, NaN for rounds that are
+        left out (`rounds_between`), never for the last one.
     """
     separate = job.algorithm.capabilities.participations > 0  # one ledger with separate charges to each client
     payers = zip(paying_ledgers(folder, job), job.protocol.roster, strict=True)
@@ -142,11 +147,12 @@ class _Curves:
 
     def __init__(self, job: Job, known: dict[tuple[Charges, ...], list[float]]) -> None:
         self._job, self._known = job, known
+        self._step = rounds_between(job)
         self._charges: dict[Charges, Charges] = {}  # equal ones of all rounds and clients are one object
         self.found: dict[tuple[Charges, ...], list[float]] = {}
 
     def after(self, charges: list[tuple[int, list[Event]]]) -> list[float]:
-        """Epsilon after each charged round; of an asynchronous run with a trusted server, after each participation."""
+        """Epsilon after each charged round, as `epsilon_curves`; of an asynchronous run with a trusted server, after each participation."""
         job, groups = self._job, dict[int, list[Event]]()
         for t, events in charges:
             groups.setdefault(t, []).extend(events)
@@ -160,13 +166,23 @@ class _Curves:
         return list(self.found[charged])
 
     def _compute(self, charged: tuple[Charges, ...]) -> list[float]:
-        protocol = self._job.protocol
+        protocol, rounds = self._job.protocol, len(charged)
         accounted = protocol.privacy.model_copy(update={"delta": protocol.accounted_delta})
-        return (_whole_curve if len(charged) >= protocol.rounds else _curve)(charged, accounted)
+        known = sorted({*range(self._step, rounds, self._step), rounds})
+        periods = tuple(sum(charged[start:end], ()) for start, end in pairwise([0, *known]))
+        found = (_whole_curve if rounds >= protocol.rounds else _curve)(periods, accounted)
+        values = dict(zip(known, found, strict=True))
+        return [values.get(t, math.nan) for t in range(1, rounds + 1)]
+
+
+def rounds_between(job: Job) -> int:
+    """Return k where epsilon is known after every k-th round: above 1 for jobs with many plans, as those of clients of unequal size."""
+    plans = once(job.protocol, "number of plans", lambda: len(noisy_plans(job.algorithm)))
+    return max(1, math.ceil(plans * job.protocol.rounds / MOST_VALUES))
 
 
 def _curve(charged: tuple[Charges, ...], privacy: PrivacyTarget) -> list[float]:
-    """Epsilon after each round."""
+    """Epsilon after each group of charges."""
     from dpcfl_net.privacy.accounting.accountant import epsilon_by_prefix
 
     return epsilon_by_prefix(charged, privacy.delta, privacy.adjacency, privacy.accountant)
@@ -181,7 +197,7 @@ def _whole_curve(charged: tuple[Charges, ...], privacy: PrivacyTarget) -> list[f
 
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:
-    """Append the epsilon spent by each client to metrics.jsonl, for each round that lacks it.
+    """Append the epsilon spent by each client to metrics.jsonl, for each round that lacks it and whose epsilon is known.
 
     A client without a charge in a round that the server has finished, as one that was not drawn, has spent what it had before.
 
@@ -201,7 +217,8 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
         for t in rounds:
             at = None if job.algorithm.capabilities.asynchronous else t
             spent = [curve[:at][-1] if curve else 0.0 for curve in curves]
-            lines.write({"view": "server", "round": t, "epsilon_spent_by_client": spent})
+            if not any(map(math.isnan, spent)):
+                lines.write({"view": "server", "round": t, "epsilon_spent_by_client": spent})
 
 
 def clients_that_lack_charges(folder: Path, job: Job, curves: list[list[float]]) -> set[int]:

@@ -21,6 +21,7 @@ from dpcfl_net.launch.cli.run import report
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.base import read_event
 from dpcfl_net.privacy.ledger.chain import read_ledger
+from dpcfl_net.results import epsilon_spent
 from dpcfl_net.results.epsilon_spent import epsilon_curves, write_epsilon_lines
 from dpcfl_net.results.summary import read_run_job
 
@@ -53,6 +54,18 @@ def test_every_round_has_the_epsilon_of_every_client_though_some_are_not_charged
     run.export(tmp_path / "export")
     rounds = next(path for path in (tmp_path / "export").rglob("*.csv") if "epsilon_spent" in path.read_text().split("\n")[0])
     assert all(row["epsilon_spent"] for row in csv.DictReader(rounds.open()))
+
+
+def test_clients_with_unequal_plans_have_the_epsilon_of_every_third_round_and_of_the_last(tmp_path, monkeypatch) -> None:
+    """A run of 200 clients of unequal size computed for minutes at its end: 200 epsilons for each round."""
+    monkeypatch.setattr(epsilon_spent, "MOST_VALUES", 8)  # of 5 plans and 4 rounds
+    data = {**SETTINGS["data"], "sizes": [40, 50, 60, 70, 80], "train_per_client": None}
+    run = dpcfl.run({**SETTINGS, "data": data, "algorithm": {"name": "global"}}, tmp_path, "in-process", progress=False)
+    lines = [line for line in runlog.read(run.path / "metrics.jsonl") if "epsilon_spent_by_client" in line]
+    found = {line["round"]: line["epsilon_spent_by_client"] for line in lines}
+    assert found == {t: [spent_by(run.path, client, t) for client in range(5)] for t in (3, ROUNDS)}
+    assert len({*found[ROUNDS]}) == 5
+    assert max(found[ROUNDS]) == json.loads((run.path / "run.json").read_text())["privacy"]["epsilon_spent"]
 
 
 def test_lines_that_a_full_disk_does_not_take_leave_no_file_open(tmp_path) -> None:
