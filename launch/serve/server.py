@@ -63,7 +63,7 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, site: Site, access: Access, host: str, port: int) -> None:
         self.site, self.access = site, access
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._room = threading.BoundedSemaphore(MOST_REQUESTS)
+        self._room = threading.Semaphore(MOST_REQUESTS)
         try:
             super().__init__((host, port), Handler)
         except OSError as error:
@@ -92,7 +92,7 @@ class PageServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread has started that would give the place back
+        except BaseException:  # no thread started, or a signal ends the server: then a place given back twice does no harm
             self._room.release()
             raise
 

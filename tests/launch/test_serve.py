@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
 import time
@@ -28,7 +29,8 @@ from dpcfl_net.core.locks import run_lock
 from dpcfl_net.launch.serve import page_cache, server
 from dpcfl_net.launch.serve.access import Access
 from dpcfl_net.launch.serve.page_cache import PageCache
-from dpcfl_net.launch.serve.server import MOST_REQUESTS
+from dpcfl_net.launch.serve.server import MOST_REQUESTS, PageServer
+from dpcfl_net.launch.serve.site import Site
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
@@ -513,6 +515,28 @@ def test_bad_folders_and_a_port_in_use(capsys, tmp_path: Path) -> None:
         done = call(capsys, "serve", tmp_path, "--port", taken.getsockname()[1])
     assert done.code == 2
     assert "another program uses it" in done.err
+
+
+def test_a_signal_after_a_request_was_handed_to_its_thread_leaves_no_traceback(tmp_path: Path, monkeypatch) -> None:
+    failed, started = [], socketserver.ThreadingMixIn.process_request
+
+    def interrupted(self, request, client_address) -> None:
+        started(self, request, client_address)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socketserver.ThreadingMixIn, "process_request", interrupted)
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    with PageServer(Site(tmp_path), Access(), "127.0.0.1", 0) as server:
+        before = {*threading.enumerate()}
+        with socket.create_connection(server.server_address) as silent:
+            silent.sendall(b"GET / HT")
+            with pytest.raises(KeyboardInterrupt):
+                server.handle_request()
+        deadline = time.monotonic() + 30
+        while {*threading.enumerate()} - before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert failed == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
