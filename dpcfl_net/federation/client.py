@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.federation.engine import Engine
 
 S = TypeVar("S", bound=Slot)
+# Of noise on a value or sum: the squares of numbers that are clipped to its bound neither vanish nor overflow.
+LEAST_DEVIATION, MOST_DEVIATION = 1e-100, 1e100
 
 
 @dataclass
@@ -170,10 +172,10 @@ class Client:
         Args:
             slot: Name of the slot.
             model: (p,) float32.
-            max_loss: The loss of each record is clipped to [0, max_loss].
+            max_loss: The loss of each record is clipped to [0, max_loss]; finite and above 0.
 
         Raises:
-            ValueError: If the client has no validation records.
+            ValueError: If the client has no validation records, or `max_loss` is out of range.
         """
         records = self._validation_records()
         sensitivity = max_loss if self.protocol.privacy.unit == "client" else max_loss / len(records)
@@ -206,14 +208,15 @@ class Client:
             slot: Name of the slot.
             statistics: Maps the flat model input of a record, (1, d) float64, to its row, (1, m). It gets one record at a time, so
                 that a row cannot depend on other records, and first an empty record, from which m follows.
-            bound: Each row is clipped to this L2 norm, the sensitivity of the sum. A row that is not finite, not real or of another
-                shape is left out, and so is a record on which `statistics` raises: the server would see that the client stops.
+            bound: Each row is clipped to this L2 norm, the sensitivity of the sum; finite and above 0. A row that is not finite, not
+                real or of another shape is left out, and so is a record on which `statistics` raises: the server would see that the
+                client stops.
 
         Returns:
             The noisy sum, (m,) float32.
 
         Raises:
-            ValueError: If whole clients are protected, or the row of an empty record has another shape.
+            ValueError: If whole clients are protected, the row of an empty record has another shape, or `bound` is out of range.
             TypeError: If the row of an empty record is not of real numbers.
         """
         self._only_for("sample", "noisy_sum", "me.noisy_update")
@@ -316,8 +319,13 @@ class Client:
                 f"slot {slot!r} has doubles=False: it charges for a number between 0 and a bound, and the sensitivity of a clipped "
                 "vector doubles where a record is replaced; use doubles=True"
             )
-        self.ran.append(spec.event(z, self._charge.adjacency))
         key, deviation = slot_key(self._charge.key, slot), z * spec.ratio * sensitivity
+        # Infinite noise hides nothing: where it is added to a mean that is infinite because of one record, the result is NaN.
+        if not LEAST_DEVIATION <= deviation <= MOST_DEVIATION:
+            raise ValueError(
+                f"the bound for slot {slot!r} gives noise of deviation {deviation:g}: must be {LEAST_DEVIATION:g} to {MOST_DEVIATION:g}"
+            )
+        self.ran.append(spec.event(z, self._charge.adjacency))
         if devices.repeatable():
             return gaussian_on_grid(value, deviation, NormalStream(key, "noise"))
         from dpcfl_net.training.device_steps import noisy

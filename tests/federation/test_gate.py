@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import shutil
 import tempfile
@@ -666,6 +667,18 @@ def test_noise_for_a_number_does_not_pay_for_a_vector():
         FakeMechanisms.client(Charge(bytes(32), {"sum": GaussianSlot("sum")}, Z, "replace-one")).noisy_sum(
             "sum", lambda x: np.concatenate([x, x]), 1.0
         )
+
+
+@pytest.mark.parametrize("bound", [math.inf, -1.0, 0.0, 1e-170, math.nan])
+def test_a_bound_whose_noise_is_infinite_or_vanishes_is_refused(bound):
+    """With an infinite one the result was NaN if the loss of one record was infinite; to 1e-170 a longer row was not clipped."""
+    slots = {"loss": GaussianSlot("loss", doubles=False), "sum": GaussianSlot("sum")}
+    me = FakeMechanisms.client(Charge(bytes(32), slots, Z, "zero-out"))
+    with pytest.raises(ValueError, match=r"slot 'loss' gives noise of deviation .*: must be 1e-100 to 1e\+100"):
+        me.noisy_loss("loss", np.zeros(2, np.float32), bound)
+    with pytest.raises(ValueError, match=r"slot 'sum' gives noise of deviation .*: must be 1e-100 to 1e\+100"):
+        me.noisy_sum("sum", lambda x: x, bound)
+    assert me.ran == []
 
 
 def test_a_secure_sum_of_another_unit_or_without_a_group_is_refused():
