@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import stat
 
 import pytest
 from journals import MOST_CUT, cut_debit, keys_in, slot_start
 
+from dpcfl_net.core import locks
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
@@ -140,6 +142,24 @@ def test_two_processes_cannot_hold_one_ledger(folder):
     assert len(read_ledger(folder)) == 4
     ledger.close()
     open_ledger(folder).close()
+
+
+def test_the_lock_of_a_removed_folder_does_not_open_the_ledger_that_was_made_in_its_place(folder, monkeypatch):
+    """A worker that refuses its job removes a new ledger: another one that had opened the lock file held the ledger beside a third."""
+    refused, made, lock = open_ledger(folder), [], locks._flock
+
+    def delayed(handle, kind):
+        if not made:
+            made.append(None)
+            shutil.rmtree(folder)
+            refused.close()
+            made.append(open_ledger(folder))
+        return lock(handle, kind)
+
+    monkeypatch.setattr(locks, "_flock", delayed)
+    with pytest.raises(LedgerError, match="ledger-locked"):
+        open_ledger(folder)
+    made[1].close()
 
 
 def test_a_killed_holder_leaves_the_ledger_free(folder):

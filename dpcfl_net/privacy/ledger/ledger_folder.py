@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.locks import try_lock
+from dpcfl_net.core.locks import try_own
 from dpcfl_net.privacy.ledger.chain import LINES, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.journal import JOURNAL, Journal, may_hold_keys, read_journal
@@ -20,9 +20,9 @@ def lock(folder: Path) -> int:
     """Take the lock of a ledger; return its descriptor, whose closing gives it back.
 
     Raises:
-        LedgerError: "ledger-locked" if another process holds it.
+        LedgerError: "ledger-locked" if another process holds it, or has just removed the folder, as for a client that it refused.
     """
-    handle = try_lock(folder / "lock")
+    handle = try_own(folder / "lock")
     if handle is None:
         raise LedgerError("ledger-locked", f"another process holds the privacy ledger in {folder}")
     return handle
