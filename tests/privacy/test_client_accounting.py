@@ -15,7 +15,7 @@ from conftest import ROOT, dpcfl
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.federation.claim import plan_events
-from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon, epsilon_by_prefix
+from dpcfl_net.privacy.accounting.accountant import calibrate, deltas, epsilon, epsilon_by_prefix
 from dpcfl_net.privacy.accounting.document import account
 from dpcfl_net.privacy.client_level import block_norm, joint_noise, labels_first_sensitivity
 from dpcfl_net.privacy.client_selection import (
@@ -230,6 +230,45 @@ def test_a_ledger_line_and_a_plan_hold_samples():
     debit = Entry(1, "debit", job="j", slots=("round",), events=(SAMPLES,), spent={"round": 1}).line(digest(header))
     assert verify_lines([header, debit], "ledger")[1].events == (SAMPLES,)
     assert plan_events([Round()] * 50, 1.5, "replace-one") == [SAMPLES]
+
+
+# Poisson samples of clients that keep a state
+
+
+def with_a_state(noise, rate, angle, away):
+    """Laws of two releases with the client, without it and with another one, in the plane of the second one's sum, and the cell's size.
+
+    In round 1 the clients send 1 and -1. In round 2 they turn this by an angle, to the side that tells if they were drawn before; with
+    `away` only a client that was drawn does, and the other sends 1 or -1 again.
+    """
+    first, along, across = (np.linspace(-1 - 6 * noise, 1 + 6 * noise, count) for count in (101, 101, 81))
+
+    def density(mean, at):
+        return np.exp(-((at - mean) ** 2) / (2 * noise**2)) / (noise * math.sqrt(2 * math.pi))
+
+    def second(sends, turned):
+        drawn = np.outer(density(sends * math.cos(turned), along), density(math.sin(turned), across))
+        return (1 - rate) * np.outer(density(0, along), density(0, across)) + rate * drawn
+
+    def run(sends):
+        out, drawn = (1 - rate) * density(0, first), rate * density(sends, first)
+        return np.multiply.outer(out, second(sends, 0.0 if away else -angle)) + np.multiply.outer(drawn, second(sends, angle))
+
+    nothing = np.multiply.outer(density(0, first), np.outer(density(0, along), density(0, across)))
+    return run(1.0), nothing, run(-1.0), math.prod(at[1] - at[0] for at in (first, along, across))
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("angle", [0.0, 0.2, 0.8, math.pi / 2])
+def test_a_state_that_tells_earlier_samples_costs_no_more_than_the_samples(angle, away):
+    noise, rate, at = 0.7, 0.2, [0.5, 2.0, 4.0]
+    one, nothing, other, cell = with_a_state(noise, rate, angle, away)
+    for adjacency, pairs in (("zero-out", ((one, nothing), (nothing, one))), ("replace-one", ((one, other),))):
+        claimed = deltas([SampledGaussian(noise, rate, 2)], at, adjacency)
+        for y, claim in zip(at, claimed, strict=True):
+            real = max(float(np.maximum(p - math.exp(y) * q, 0).sum()) * cell for p, q in pairs)
+            assert real < claim * (1 + 1e-3)
+            assert angle or real > claim * (1 - 5e-3)
 
 
 # What one round's labels and sums cost together
