@@ -40,7 +40,8 @@ class Client:
 
     Attributes:
         protocol: The signed protocol.
-        state: The client's state by name: arrays of float32, float16, int8, int32, int64, uint8 or uint32.
+        state: The client's state by name: arrays of float32, float16, int8, int32, int64, uint8 or uint32. Where secure sums protect
+            whole clients, it is empty in a step without a mask: it may hold what was computed for a sum, which no noise of the step covers.
         ran: Events of the mechanisms that ran.
     """
 

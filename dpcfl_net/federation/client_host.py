@@ -197,6 +197,9 @@ class ClientHost:
         residuals = {name: array for name, array in state.items() if name.startswith(RESIDUAL)}
         own = {name: array for name, array in state.items() if name not in residuals}
         masking = self._secure.masking(task, secure) if self._secure is not None and set(MASKING) <= set(task.tensors) else None
+        hidden: dict[str, Any] = {}
+        if self._secure is not None and masking is None and self.protocol.privacy.unit == "client":
+            own, hidden = {}, own  # what the client computed for its part in a sum may leave in a sum only
         # A warning of NumPy would be a line of the worker's log that only some records cause.
         with self.turn(), np.errstate(all="ignore"):
             tensors = {name: array for name, array in task.tensors.items() if masking is None or name not in MASKING}
@@ -215,7 +218,8 @@ class ClientHost:
         self._check_stateless(me.state)
         if masking is not None:
             secure = masking.state
-        return release, {**me.state, **residuals, **secure} if residuals or secure else me.state, me.ran
+        kept = {**hidden, **residuals, **secure}
+        return release, {**hidden, **me.state, **residuals, **secure} if kept else me.state, me.ran
 
 
 def _finite(release: Release) -> Release:

@@ -34,6 +34,7 @@ from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.runtime import evaluation
+from dpcfl_net.runtime.one_process import federation
 from dpcfl_net.training import model_check, models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.transport.identities import make_identities
@@ -936,6 +937,25 @@ class BesideAsWords(DPFedAvg):
     def masked_update(self, me, model):
         return Release(masked=super().masked_update(me, model).tensors["masked"], last=me.state["label"])
 
+class Reporting(DPFedAvg):
+    def plan(self, client):
+        return [*super().plan(client), *[GaussianSlot("loss", 10.0, doubles=False)] * self.protocol.rounds]
+
+    def update(self, me, slot, model):
+        me.state["drawn"] = 1 + me.state.get("drawn", np.zeros(1, np.int64))
+        return super().update(me, slot, model)
+
+    def round(self, state, t, fed):
+        found, drawn = super().round(state, t, fed), []
+        if t == self.protocol.rounds:
+            drawn = fed.call(self.report, common={"model": found.models[0]}).column("drawn").values()
+        return replace(found, diagnostics={"drawn": [int(count[0]) for count in drawn]})
+
+    @on_client(charges=["loss"], takes={"model": MODEL}, gives={"loss": TensorSpec("f4"), "drawn": TensorSpec("i8", (1,))})
+    def report(self, me, model):
+        drawn = me.state.get("drawn", np.zeros(1, np.int64))
+        return Release(loss=np.float32(me.noisy_loss("loss", model, 1.0)), drawn=drawn)
+
 class Everyone(DPFedAvg):
     @on_central_server(charges=["round"])
     def noisy_sum(self, me, model):
@@ -1099,6 +1119,21 @@ def test_nothing_stands_beside_the_masked_words_of_a_whole_client(module, tmp_pa
     document |= {"local": {**document.get("local", {}), "deadline_s": 0.5}}
     with pytest.raises(ConfigError, match=f"client step 'masked_update' of own_claims:{name} gives 'last' beside masked words"):
         make_job(config.resolve(document), tmp_path / "keys")
+
+
+def test_what_a_client_keeps_of_its_part_in_a_secure_sum_is_not_there_in_a_step_without_a_mask(module, tmp_path):
+    """The step released it as it was, here how often the secret coin had drawn the client, at the target epsilon."""
+    module("own_claims", CLAIMS)
+    make_keys(tmp_path / "keys", 8)
+    make_identities(tmp_path / "keys", range(8))
+    document = claims("Reporting", trust="secure-aggregation", delta=0.1)
+    document["algorithm"]["sampling_rate"] = 1.0
+    document |= {"local": {**document.get("local", {}), "deadline_s": 0.5}, "data": {**document["data"], "validation": 0.2}}
+    job = make_job(config.resolve(document), tmp_path / "keys")
+    state = simulate(job, tmp_path, key_folder=tmp_path / "keys")
+    assert state.diagnostics["drawn"] == [0] * 8
+    with federation(job, tmp_path / "ledgers", key_folder=tmp_path / "keys") as fed:
+        assert [int(fed.hosts[client].gate.state()["drawn"][0]) for client in fed.clients] == [job.protocol.rounds] * 8
 
 
 def test_a_state_that_is_not_declared_is_refused_with_samples_of_fixed_size(module, tmp_path):
