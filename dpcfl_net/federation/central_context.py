@@ -14,7 +14,7 @@ from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.federation.in_order import Take
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.mechanisms import gaussian_on_grid, lowest_by_exponential_mechanism, randomised_response
+from dpcfl_net.privacy.mechanisms import check_bound, gaussian_on_grid, lowest_by_exponential_mechanism, randomised_response
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import CentralSlot, LabelledCentralSlot, LabelSlot, ParticipationSlot, UnprotectedSlot, slot_of
@@ -117,9 +117,12 @@ class CentralContext:
             Noisy rows, (m, blocks) float64.
 
         Raises:
-            ValueError: If there is not one label for each sampled client, or the noise does not cover a replaced row, or the sample
-                is not of fixed size: the number of labels of a Poisson sample reveals whether a client took part.
+            ValueError: If there is not one label for each sampled client, or the noise does not cover a replaced row, or a number is
+                out of range, or the sample is not of fixed size: the number of labels of a Poisson sample reveals whether a client
+                took part.
         """
+        check_bound("length", length)
+        check_bound("sensitivity", sensitivity)
         rows = list(labels)
         self._one_for_each("sampled client", rows, self._sampled.get(slot, []))
         if (sampling := self._slot(slot).sampling) != "fixed":

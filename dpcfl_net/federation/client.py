@@ -14,7 +14,7 @@ from dpcfl_net.federation.gate import Charge
 from dpcfl_net.federation.secure.client_side import Masking
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.unprotected import Unprotected
-from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
+from dpcfl_net.privacy.mechanisms import check_bound, exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, Slot, UnprotectedSlot
@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.federation.engine import Engine
 
 S = TypeVar("S", bound=Slot)
-# Of noise on a value or sum: the squares of numbers that are clipped to its bound neither vanish nor overflow.
-LEAST_DEVIATION, MOST_DEVIATION = 1e-100, 1e100
 
 
 @dataclass
@@ -322,10 +320,7 @@ class Client:
             )
         key, deviation = slot_key(self._charge.key, slot), z * spec.ratio * sensitivity
         # Infinite noise hides nothing: where it is added to a mean that is infinite because of one record, the result is NaN.
-        if not LEAST_DEVIATION <= deviation <= MOST_DEVIATION:
-            raise ValueError(
-                f"the bound for slot {slot!r} gives noise of deviation {deviation:g}: must be {LEAST_DEVIATION:g} to {MOST_DEVIATION:g}"
-            )
+        check_bound(f"the deviation of the noise of slot {slot!r}, which follows from its bound,", deviation)
         self.ran.append(spec.event(z, self._charge.adjacency))
         if devices.repeatable():
             return gaussian_on_grid(value, deviation, NormalStream(key, "noise"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpcfl_net.privacy.client_level import COUNT_SCALE, block_norm
-from dpcfl_net.privacy.mechanisms import shortened
+from dpcfl_net.privacy.mechanisms import check_bound, shortened
 
 Contribution = list[tuple[int, np.ndarray]]  # (block, vector) for each part of one client's update
 
@@ -23,9 +23,13 @@ class ClippedSums:
         total: Sums, and the counts' column if clients are counted, float64.
         unit: Largest L2 norm of what one client adds.
         clients: Clients whose updates were added.
+
+    Raises:
+        ValueError: If the clip norm is out of range (`mechanisms.check_bound`).
     """
 
     def __init__(self, shape: tuple[int, int], clip: float, *, counted: bool = False) -> None:
+        check_bound("clip", clip)
         self._width, self.clip, self.counted = shape[1], clip, counted
         self.total = np.zeros((shape[0], shape[1] + counted))
         self.unit = block_norm(clip) if counted else clip

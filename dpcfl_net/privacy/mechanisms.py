@@ -15,8 +15,16 @@ GRID_BITS = 20
 # Draws have 53 bits. From an epsilon of 37 on a label or a better score would always win, which has no finite epsilon. A larger
 # epsilon is charged, and this one is used: up to it the rarest outcome has its probability up to 0.2 %.
 MOST_DRAWN = 30.0
+# Of clip norms and deviations of noise: infinite noise hides nothing, and squares of smaller or larger numbers vanish or overflow.
+LEAST_BOUND, MOST_BOUND = 1e-100, 1e100
 _BITS = 53
 _ROUNDING = 2.0**-48  # of a probability, relative; a few operations
+
+
+def check_bound(name: str, value: float) -> None:
+    """ValueError, naming it, for a clip norm or a deviation of noise that is not from `LEAST_BOUND` to `MOST_BOUND`."""
+    if not LEAST_BOUND <= value <= MOST_BOUND:
+        raise ValueError(f"{name} is {value!r}: must be {LEAST_BOUND:g} to {MOST_BOUND:g}")
 
 
 def gumbel(count: int, rng: np.random.Generator) -> np.ndarray:

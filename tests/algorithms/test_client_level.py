@@ -157,6 +157,19 @@ def test_a_part_of_another_shape_than_its_block_is_refused(part):
     assert not clipped.total.any()
 
 
+@pytest.mark.parametrize("bound", [math.inf, math.nan, 0.0, 1e-170])
+def test_a_clip_norm_or_length_that_no_noise_hides_is_refused(bound):
+    """With infinite ones a count, or the place of a label, was NaN where a client was, and infinite elsewhere."""
+    with pytest.raises(ValueError, match=r"clip is .*: must be 1e-100 to 1e\+100"):
+        ClippedSums((2, 50), bound, counted=True)
+    me = context(FIXED, keys(1)[0])
+    me.sample("round")
+    with pytest.raises(ValueError, match=r"length is .*: must be 1e-100 to 1e\+100"):
+        me.noisy_labels("round", "labels", [0] * 5, 2, bound, 0.2)
+    with pytest.raises(ValueError, match=r"sensitivity is inf: must be 1e-100 to 1e\+100"):
+        me.noisy_labels("round", "labels", [0] * 5, 2, 0.1, math.inf)
+
+
 @pytest.mark.parametrize("purpose", ["sample", "labels"])
 def test_a_step_gets_no_generator_whose_numbers_a_mechanism_draws(purpose):
     """With "sample" its first numbers were those that decide who is in the secret sample."""

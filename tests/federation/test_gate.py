@@ -674,9 +674,9 @@ def test_a_bound_whose_noise_is_infinite_or_vanishes_is_refused(bound):
     """With an infinite one the result was NaN if the loss of one record was infinite; to 1e-170 a longer row was not clipped."""
     slots = {"loss": GaussianSlot("loss", doubles=False), "sum": GaussianSlot("sum")}
     me = FakeMechanisms.client(Charge(bytes(32), slots, Z, "zero-out"))
-    with pytest.raises(ValueError, match=r"slot 'loss' gives noise of deviation .*: must be 1e-100 to 1e\+100"):
+    with pytest.raises(ValueError, match=r"the noise of slot 'loss', .* is .*: must be 1e-100 to 1e\+100"):
         me.noisy_loss("loss", np.zeros(2, np.float32), bound)
-    with pytest.raises(ValueError, match=r"slot 'sum' gives noise of deviation .*: must be 1e-100 to 1e\+100"):
+    with pytest.raises(ValueError, match=r"the noise of slot 'sum', .* is .*: must be 1e-100 to 1e\+100"):
         me.noisy_sum("sum", lambda x: x, bound)
     assert me.ran == []
 
