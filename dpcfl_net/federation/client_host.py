@@ -20,8 +20,8 @@ from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.federation.message_encoding import RESIDUAL, MessageEncoding
-from dpcfl_net.federation.secure.client_side import SecureClient, split_state
-from dpcfl_net.federation.secure.stages import MASKING, STAGES
+from dpcfl_net.federation.secure.client_side import Masking, SecureClient, split_state
+from dpcfl_net.federation.secure.stages import MASKED_NAME, MASKING, STAGES
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -168,6 +168,13 @@ class ClientHost:
         except WireError as error:
             raise WireError(error.code, f"release of client step {step.kind!r}: {error.reason}") from None
 
+    def _check_masked(self, step: ClientStep, release: Any, masking: Masking) -> None:
+        """Raise Refused if the server would add words without the noise and the masks of this task."""
+        words = release.tensors.get(MASKED_NAME) if isinstance(release, Release) else None
+        if words is not None and (masking.sent is None or not np.array_equal(words, masking.sent)):
+            mechanism = "masked_update" if self.protocol.privacy.unit == "client" else "masked_gradient"
+            raise Refused("mask", f"client step {step.kind!r} must release the words that me.{mechanism} returned")
+
     def _check_personal(self, model: Any) -> None:
         """Raise Refused for a personal model that is none of the job: it would be evaluated by its first p numbers."""
         p = self.protocol.model.parameters
@@ -217,6 +224,7 @@ class ClientHost:
         self._check_personal(me.state.get("model"))
         self._check_stateless(me.state)
         if masking is not None:
+            self._check_masked(step, release, masking)
             secure = masking.state
         kept = {**hidden, **residuals, **secure}
         return release, {**hidden, **me.state, **residuals, **secure} if kept else me.state, me.ran

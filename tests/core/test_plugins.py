@@ -937,6 +937,13 @@ class BesideAsWords(DPFedAvg):
     def masked_update(self, me, model):
         return Release(masked=super().masked_update(me, model).tensors["masked"], last=me.state["label"])
 
+class Unmasked(DPFedAvg):
+    @on_client(charges=["masked"], takes={**MASKING, "model": MODEL}, gives={"masked": MASKED})
+    def masked_update(self, me, model):
+        update = self.vector([(0, me.initial_model())])
+        me.masked_update("masked", lambda: update)
+        return Release(masked=update.astype(np.float32).view(np.uint32))
+
 class Reporting(DPFedAvg):
     def plan(self, client):
         return [*super().plan(client), *[GaussianSlot("loss", 10.0, doubles=False)] * self.protocol.rounds]
@@ -1121,15 +1128,29 @@ def test_nothing_stands_beside_the_masked_words_of_a_whole_client(module, tmp_pa
         make_job(config.resolve(document), tmp_path / "keys")
 
 
+def secure_job(folder, name):
+    """A job with secure sums of whole clients, each of which takes part in each."""
+    make_keys(folder / "keys", 8)
+    make_identities(folder / "keys", range(8))
+    document = claims(name, trust="secure-aggregation", delta=0.1)
+    document["algorithm"]["sampling_rate"] = 1.0
+    document |= {"local": {**document.get("local", {}), "deadline_s": 0.5}, "data": {**document["data"], "validation": 0.2}}
+    return make_job(config.resolve(document), folder / "keys")
+
+
+def test_words_that_are_not_those_of_the_mask_do_not_leave(module, tmp_path):
+    module("own_claims", CLAIMS)
+    job = secure_job(tmp_path, "Unmasked")
+    with pytest.raises(
+        Refused, match=r"mask: client step 'masked_update' must release the words that me\.masked_update returned"
+    ):
+        simulate(job, tmp_path, key_folder=tmp_path / "keys")
+
+
 def test_what_a_client_keeps_of_its_part_in_a_secure_sum_is_not_there_in_a_step_without_a_mask(module, tmp_path):
     """The step released it as it was, here how often the secret coin had drawn the client, at the target epsilon."""
     module("own_claims", CLAIMS)
-    make_keys(tmp_path / "keys", 8)
-    make_identities(tmp_path / "keys", range(8))
-    document = claims("Reporting", trust="secure-aggregation", delta=0.1)
-    document["algorithm"]["sampling_rate"] = 1.0
-    document |= {"local": {**document.get("local", {}), "deadline_s": 0.5}, "data": {**document["data"], "validation": 0.2}}
-    job = make_job(config.resolve(document), tmp_path / "keys")
+    job = secure_job(tmp_path, "Reporting")
     state = simulate(job, tmp_path, key_folder=tmp_path / "keys")
     assert state.diagnostics["drawn"] == [0] * 8
     with federation(job, tmp_path / "ledgers", key_folder=tmp_path / "keys") as fed:

@@ -54,6 +54,7 @@ class Masking:
     Attributes:
         code: Encoding and noise of the sum.
         state: State of the client in secure sums.
+        sent: The words that `words` returned; None before.
     """
 
     code: SumCode
@@ -64,6 +65,7 @@ class Masking:
     _present: np.ndarray
     _boxes: np.ndarray
     _context: bytes = field(repr=False)
+    sent: np.ndarray | None = None
 
     def words(self, vector: np.ndarray, key: bytes) -> np.ndarray:
         """Compute what is sent: the encoded vector with the client's share of the noise, under its masks.
@@ -75,7 +77,7 @@ class Masking:
         Returns:
             (d,) uint32.
         """
-        words = self.code.to_words(self.code.encode(vector), key)
+        self.sent = words = self.code.to_words(self.code.encode(vector), key)
         self.state = client_stages.mask(
             self._terms, self._round, self._client, self.state, self._present, self._boxes, self._context, words
         )
