@@ -36,12 +36,14 @@ def regular_graph(n: int, degree: int) -> np.ndarray:
     Returns:
         (n, degree) int64, read-only: the neighbours of each vertex in ascending order, a function of the arguments alone.
     """
-    if 2 * degree > n - 1:
-        joined = ~_matrix(_edges(n, n - 1 - degree), n)
-        np.fill_diagonal(joined, False)
-    else:
-        joined = _matrix(_edges(n, degree), n)
-    neighbours = np.nonzero(joined)[1].reshape(n, degree)
+    if 2 * degree > n - 1:  # the complement of a sparser graph
+        edges, joined = _edges(n, n - 1 - degree), ~np.eye(n, dtype=bool)
+        joined[edges[:, 0], edges[:, 1]] = joined[edges[:, 1], edges[:, 0]] = False
+        neighbours = np.nonzero(joined)[1].reshape(n, degree)
+    else:  # without a matrix, which takes n^2 bytes
+        edges = _edges(n, degree)
+        both = np.concatenate((edges, edges[:, ::-1]))
+        neighbours = both[np.lexsort((both[:, 1], both[:, 0])), 1].reshape(n, degree)
     neighbours.flags.writeable = False
     return neighbours
 
@@ -75,12 +77,6 @@ def cannot_split(n: int, degree: int, eigen: float, honest_neighbours: int) -> b
         return False
     least = max(honest_neighbours + 1, math.ceil(n * (honest_neighbours - eigen) / (degree - eigen)))
     return 2 * least > n or least * degree > eigen * (n - least)
-
-
-def _matrix(edges: np.ndarray, n: int) -> np.ndarray:
-    joined = np.zeros((n, n), bool)
-    joined[edges[:, 0], edges[:, 1]] = joined[edges[:, 1], edges[:, 0]] = True
-    return joined
 
 
 def _edges(n: int, degree: int) -> np.ndarray:
