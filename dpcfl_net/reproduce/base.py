@@ -147,6 +147,7 @@ class Reproduction(ABC):
         complete_runs: True if it needs complete runs, which take hours for a whole figure.
         any_scale: True if it computes the same at every scale, as formulas do.
         run_columns: Columns of data.csv that together name a run; with them earlier lines can stand for runs (`planned.measure`).
+        value_columns: Columns of data.csv with a number in every line of a run; earlier lines without it are refused.
     """
 
     name: ClassVar[str] = ""
@@ -155,6 +156,7 @@ class Reproduction(ABC):
     complete_runs: ClassVar[bool] = False
     any_scale: ClassVar[bool] = False
     run_columns: ClassVar[Sequence[str]] = ()
+    value_columns: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
     def compute(self, context: Context) -> ReproductionResult:

@@ -50,6 +50,7 @@ class Robustness(Reproduction):
     title = "Effect of loss-weighted client sampling on the worst client, the tail and global accuracy"
     complete_runs = True
     run_columns = ("clients_per_round", "tilt", "seed")
+    value_columns = ("clients_per_round", "tilt", "round", "accuracy_mean")
 
     def compute(self, context: Context) -> ReproductionResult:
         path, seeds = packaged(f"em_fdro/{CONFIGS[context.scale]}"), context.seeds(SEEDS[context.scale])

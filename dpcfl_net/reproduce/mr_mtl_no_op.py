@@ -29,6 +29,7 @@ class NoOp(Reproduction):
     complete_runs = True
 
     run_columns = ("algorithm", "lam", "seed")
+    value_columns = ("accuracy_mean",)
 
     def compute(self, context: Context) -> ReproductionResult:
         setting, seeds = CONFIGS[context.scale][0], context.seeds(SEEDS[context.scale])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +15,7 @@ from dpcfl_net.core import yaml_file
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.csv_text import unquoted
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
 from dpcfl_net.reproduce.base import CLAIMS, ROWS, Context, Earlier, Grid, OutOfTime, Reproduction, ReproductionResult, Row
 from dpcfl_net.reproduce.claims import FAILS, HOLDS, Decision
 from dpcfl_net.reproduce.matrix import read_claims
@@ -108,22 +110,35 @@ def _settings_in(config: Path) -> Any:
     return yaml_file.load(config)
 
 
-def read_earlier(folder: Path) -> Earlier:
+def read_earlier(folder: Path, figure: type[Reproduction] | None = None) -> Earlier:
     """Read the earlier result of a figure.
 
     Args:
         folder: Folder of the figure, with data.csv and claims.json.
+        figure: The figure, whose columns every line of a run must have; None: not checked.
 
     Raises:
-        ConfigError: If it has none.
+        ConfigError: If it has none, or data.csv is damaged or not this figure's.
     """
     if not (folder / ROWS).is_file() or not (folder / CLAIMS).is_file():
         raise ConfigError(f"--earlier: {folder} has no result, which are the files {ROWS} and {CLAIMS}")
     document = read_claims(folder / CLAIMS)
+    _check_claims(document.get("claims"), folder / CLAIMS)
     judged = any(claim.get("p_value") is not None for claim in document["claims"])
     looks = document.get("looks", 1) if judged else 0
     decided = [claim for claim in document["claims"] if claim.get("p_holm") is not None and claim["verdict"] in (HOLDS, FAILS)]
-    return Earlier(read_rows(folder / ROWS), looks, {claim["text"]: _decision(claim, looks) for claim in decided})
+    rows = read_rows(folder / ROWS)
+    if figure is not None:
+        _check_columns(figure, rows, folder / ROWS)
+    return Earlier(rows, looks, {claim["text"]: _decision(claim, looks) for claim in decided})
+
+
+def _check_claims(claims: Any, path: Path) -> None:
+    keys = {"text", "verdict", "p_value", "p_holm", "comparisons"}
+    if not isinstance(claims, list) or not all(isinstance(claim, dict) and keys <= claim.keys() for claim in claims):
+        raise ConfigError(
+            f"--earlier: claims of {path}: must be a list of objects with {', '.join(sorted(keys))}; compute the figure again"
+        )
 
 
 def _decision(claim: Mapping[str, Any], looks: int) -> Decision:
@@ -132,12 +147,59 @@ def _decision(claim: Mapping[str, Any], looks: int) -> Decision:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the lines of a data.csv, with numbers, True and False as values, and nothing as None."""
-    with path.open(newline="") as file:
-        return [
-            {key: text or None if key == SETTINGS else _value(text) for key, text in row.items()}
-            for row in csv.DictReader(file)
-        ]
+    """Read the lines of a data.csv, with numbers, True and False as values, and nothing as None.
+
+    Raises:
+        ConfigError: If it is not UTF-8, or a line has more or fewer cells than the first one.
+    """
+    rows: list[Row] = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
+            reader = csv.reader(file, strict=True)
+            columns = next(reader, [])
+            for cells in filter(None, reader):
+                if len(cells) != len(columns):
+                    raise ConfigError(
+                        f"{path}: line {reader.line_num} has {len(cells)} cells: must have {len(columns)}, as the first line"
+                    )
+                rows.append({key: _cell(key, text) for key, text in zip(columns, cells, strict=True)})
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path} is no CSV file in UTF-8: {error}") from error
+    return rows
+
+
+def _cell(column: str, text: str) -> Any:
+    if column == SETTINGS:
+        return text or None
+    value = _value(text)
+    # Other programs write the seeds of a column with empty cells as 0.0, 1.0, ...
+    return int(value) if column == "seed" and isinstance(value, float) and value.is_integer() else value
+
+
+def _check_columns(figure: type[Reproduction], rows: Sequence[Row], path: Path) -> None:
+    """Refuse lines that name no run, or whose values are not those of a run."""
+    needed = [*figure.run_columns, *figure.value_columns]
+    lacking = [column for column in needed if not rows or column not in rows[0]]
+    if lacking:
+        raise ConfigError(
+            f"--earlier: {path} has no {'lines' if not rows else f'column {lacking[0]!r}'}: must have a line for each run, with the columns "
+            f"{', '.join(needed)}, separated by commas"
+        )
+    for number, row in enumerate(rows, 1):
+        if row["seed"] is None:
+            continue  # values without a run
+        wrong = [column for column in figure.value_columns if not _is_number(row[column])]
+        if type(row["seed"]) is not int:
+            wrong.insert(0, "seed")
+        if wrong:
+            value, must = row[wrong[0]], "a whole number" if wrong[0] == "seed" else "a finite number"
+            raise ConfigError(
+                f"--earlier: {path}: {wrong[0]} of record {number} is {'empty' if value is None else shown(value)}: must be {must}"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _value(text: str) -> Any:

@@ -64,6 +64,7 @@ class MeanAccuracy(Reproduction):
     title = "Mean accuracy and recovery of all clusters against epsilon"
     complete_runs = True
     run_columns = ("setting", "epsilon", "algorithm", "seed")
+    value_columns = ("epsilon", "noise_multiplier", "accuracy_mean")
     measure: ClassVar[str] = "accuracy_mean"
     found: ClassVar[str] = RECOVERED
     group: ClassVar[str] = "all clients"

@@ -35,6 +35,7 @@ class SelectionCost(Reproduction):
     complete_runs = True
 
     run_columns = ("paid", "seed")
+    value_columns = ("epsilon", "noise_multiplier", "accuracy_mean")
 
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]

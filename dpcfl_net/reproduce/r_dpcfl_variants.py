@@ -43,6 +43,7 @@ class Variants(Reproduction):
     title = "Variants of R-DPCFL and choices by loss, at epsilon 5"
     complete_runs = True
     run_columns = ("variant", "seed")
+    value_columns = ("epsilon", "noise_multiplier", "accuracy_mean")
 
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]

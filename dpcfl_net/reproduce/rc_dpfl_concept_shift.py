@@ -27,6 +27,7 @@ class ConceptShift(Reproduction):
     title = "Labels shifted by cluster, at epsilon 5"
     complete_runs = True
     run_columns = ("algorithm", "seed")
+    value_columns = ("epsilon", "noise_multiplier", "accuracy_mean")
 
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale]

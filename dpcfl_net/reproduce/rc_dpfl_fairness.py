@@ -32,6 +32,7 @@ class Fairness(Reproduction):
     complete_runs = True
 
     run_columns = ("setting", "algorithm", "seed")
+    value_columns = ("epsilon", "noise_multiplier", "accuracy_mean")
 
     def compute(self, context: Context) -> ReproductionResult:
         settings = CONFIGS[context.scale][:2]

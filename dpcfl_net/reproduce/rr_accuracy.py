@@ -101,6 +101,7 @@ class AccuracyTable(Reproduction):
 
     complete_runs = True
     run_columns = ("setting", "guarantee", "system", "epsilon", "seed")
+    value_columns = ("epsilon", "accuracy")
 
     def measured(self, context: Context, cells: Sequence[Cell], name: str) -> Measured:
         """Run cells that no earlier line names, and return a line of data.csv for each that has finished.

@@ -34,6 +34,7 @@ class Collapse(Reproduction):
     title = "Separated clusters with and without rebalancing, and the true clusters with the same noise"
     complete_runs = True
     run_columns = ("system", "epsilon", "seed")
+    value_columns = ("epsilon", "accuracy")
 
     def compute(self, context: Context) -> ReproductionResult:
         cells = list(itertools.product(EPSILONS[context.scale], SYSTEMS, context.seeds(SEEDS[context.scale])))

@@ -39,6 +39,7 @@ class Curves(Reproduction):
 
     complete_runs = True
     run_columns = ("system", "epsilon", "seed")
+    value_columns = ("epsilon", "round", "accuracy")
     systems: ClassVar[Sequence[System]] = ()
     epsilons: ClassVar[Sequence[float]] = ()
 

@@ -67,6 +67,7 @@ class Labels(Reproduction):
     min_sizes: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12), "paper": (0, 4, 6, 8, 12)}
     guarantees = ("labels-first", "expected", "paper")
     run_columns = RUN_COLUMNS
+    value_columns = ("min_cluster_size", "accuracy")
 
     def compute(self, context: Context) -> ReproductionResult:
         cells = list(itertools.product(self.guarantees, self.min_sizes[context.scale], context.seeds((0,))))
@@ -150,6 +151,7 @@ class SmallestCluster(Reproduction):
     title = "Accuracy over the minimum cluster size"
     complete_runs = True
     run_columns = RUN_COLUMNS
+    value_columns = ("min_cluster_size", "accuracy")
     guarantees = ("labels-first", "expected")
     min_sizes: Mapping[str, Sequence[int]] = {
         "laptop": (0, 4, 8, 12, 16, 20, LARGEST), "paper": (0, 2, 4, 6, 8, 10, 12, 16, 20, LARGEST),

@@ -66,6 +66,7 @@ class Mechanisms(Reproduction):
     title = "Mechanisms for labels at equal epsilon"
     complete_runs = True
     run_columns = ("run", "seed")
+    value_columns = ("accuracy",)
 
     def compute(self, context: Context) -> ReproductionResult:
         exact: list[dict[str, Any]] = [

@@ -42,6 +42,7 @@ class SixtyFour(Reproduction):
     title = "Correctly clustered clients of 64"
     complete_runs = True
     run_columns = ("epsilon", "min_cluster_size", "seed")
+    value_columns = ("epsilon", "min_cluster_size", "accuracy")
 
     def compute(self, context: Context) -> ReproductionResult:
         cells = list(itertools.product(EPSILONS[context.scale], SIZES[context.scale], context.seeds(SEEDS[context.scale])))

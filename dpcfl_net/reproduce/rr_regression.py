@@ -44,6 +44,7 @@ class Regression(Reproduction):
     complete_runs = True
     any_scale = True
     run_columns = ("clusters", "noise", "system", "seed")
+    value_columns = ("dead_models",)
 
     def compute(self, context: Context) -> ReproductionResult:
         path, seeds = packaged("rr_cluster/regression"), context.seeds(SEEDS)

@@ -156,7 +156,7 @@ def _earlier(chosen: type[Reproduction], scale: Scale, parent: Path | None) -> E
     if not chosen.run_columns:
         able = ", ".join(name for name, figure in registry().items() if figure.run_columns)
         raise ConfigError(f"--earlier: {chosen.name} cannot take runs from an earlier data.csv; these figures can: {able}")
-    return read_earlier(parent / folder_name(chosen, scale))
+    return read_earlier(parent / folder_name(chosen, scale), chosen)
 
 
 def out_of_time(chosen: type[Reproduction]) -> str:

@@ -29,7 +29,7 @@ PUBLISHED = [
 
 def judged_from(name, folder):
     """Judge the lines of a folder without any run."""
-    return find(name)().compute(MadeUp({}, asked_seeds=0, known=read_earlier(folder)))
+    return find(name)().compute(MadeUp({}, asked_seeds=0, known=read_earlier(folder, find(name))))
 
 
 def shares_by_budget() -> dict[float, dict[str, float]]:
@@ -251,3 +251,50 @@ def test_runs_that_tested_no_claim_are_no_look(tmp_path):
     known = read_earlier(tmp_path)
     assert known.looks == 1
     assert find("r-dpcfl/fig6")().compute(MadeUp(HONEST, asked_seeds=7, known=known)).looks == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda text: text.replace(",", ";"),
+            "has no column 'setting': must have a line for each run, with the columns setting, guarantee",
+        ),
+        (lambda text: text.replace(",accuracy,", ",acc,", 1), "has no column 'accuracy'"),
+        (lambda text: "", "has no lines"),
+        (lambda text: text[:1000], "cells: must have 21, as the first line"),
+        (lambda text: text.replace("75.875", "", 1), "accuracy of record 1 is empty: must be a finite number"),
+        (lambda text: text.replace("75.875", "75.9 %", 1), "accuracy of record 1 is '75.9 %': must be a finite number"),
+        (lambda text: text.replace("75.875", "nan", 1), "accuracy of record 1 is nan: must be a finite number"),
+        (lambda text: text.replace("DP-FedAvg,4,0,", "DP-FedAvg,4,.5,", 1), "seed of record 1 is 0.5: must be a whole number"),
+        (lambda text: "\xff" + text, "is no CSV file in UTF-8"),
+    ],
+)
+def test_damaged_lines_are_refused_before_any_run(change, words, tmp_path):
+    changed(tmp_path, change)
+    with pytest.raises(ConfigError) as refused:
+        read_earlier(tmp_path, find("rr-cluster/table3"))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("claims", ["", ', "claims": {}', ', "claims": [{"text": "x"}]'])
+def test_damaged_claims_are_refused(claims, tmp_path):
+    changed(tmp_path, str)
+    (tmp_path / "claims.json").write_text(f'{{"state": "finished"{claims}}}')
+    with pytest.raises(ConfigError, match=r"claims of .*claims\.json: must be a list of objects with comparisons, p_holm"):
+        read_earlier(tmp_path, find("rr-cluster/table3"))
+
+
+def test_lines_that_a_spreadsheet_wrote_again_are_the_same_runs(tmp_path):
+    before = read_rows(MEASURED / "rr-cluster-table3-laptop" / "data.csv")
+    changed(tmp_path, lambda text: "\xef\xbb\xbf" + text.replace("\n", "\r\n").replace(",4,0,", ",4,0.0,"))
+    rows = list(read_earlier(tmp_path, find("rr-cluster/table3")).rows)
+    assert rows == before
+    assert {type(row["seed"]) for row in rows} == {int}
+
+
+def changed(folder, change):
+    """Copy the earlier result of a table with a change of its data.csv, as bytes."""
+    source = MEASURED / "rr-cluster-table3-laptop"
+    shutil.copy(source / "claims.json", folder)
+    (folder / "data.csv").write_bytes(change((source / "data.csv").read_text()).encode("latin-1"))
