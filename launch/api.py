@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -112,14 +113,14 @@ def run(
         RunFailed: If the run cannot continue; a note names the run folder.
         KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, once every process has ended. The run can be resumed.
     """
-    watching = _callbacks(callbacks)
+    watching, parent = _callbacks(callbacks), _absolute("out", out)
     with caller.restored(), Interrupts() as interrupts:
         with interrupts.raising():
             settings = _with_federation(config, federation)
             check_code([settings])
             new_run.check_gpus(settings)
         try:
-            folder = new_run.new_folder(settings, Path(out))
+            folder = new_run.new_folder(settings, parent)
         except OSError as error:
             raise ConfigError(f"{error.filename or out}: {reason(error)}") from None
         return _watched(folder, settings, 0.0, interrupts, watching, progress)
@@ -143,9 +144,8 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
         RunFailed: As in `run`.
         KeyboardInterrupt: As in `run`.
     """
-    watching = _callbacks(callbacks)
+    watching, folder = _callbacks(callbacks), _absolute("path", path)
     with caller.restored(), Interrupts() as interrupts:
-        folder = Path(path)
         with interrupts.raising():
             saved = saved_run.read_saved_run(folder)
         if saved.finished:
@@ -167,7 +167,7 @@ def open_run(path: Path | str) -> Run:
     Raises:
         ConfigError: If the folder holds no run.
     """
-    return Run(path)
+    return Run(_absolute("path", path))
 
 
 def sweep(
@@ -191,8 +191,9 @@ def sweep(
         KeyboardInterrupt: After Ctrl-C; the same call resumes the sweep.
     """
     _check_jobs(jobs)
+    parent = _absolute("out", out)
     with caller.restored():
-        grid = sweeps.Sweep.of(config, axes, Path(out))
+        grid = sweeps.Sweep.of(config, axes, parent)
         total = len(grid.cells)
 
         def display(number: int, cell: Cell) -> Watcher:
@@ -246,8 +247,9 @@ def tune(
     given = TuneOptions() if options is None else options
     if not isinstance(given, TuneOptions):
         raise ConfigError(f"options is of type {type(given).__name__}: must be TuneOptions, for example TuneOptions(trials=8)")
+    parent = _absolute("out", out)
     with caller.restored():
-        study = Study.of(config, {}, names, sweep_axes.axes_of(grid), given, Path(out))
+        study = Study.of(config, {}, names, sweep_axes.axes_of(grid), given, parent)
         bar = CellsBar(open_bar(jobs > 1), study.folder.path.name, study.trial_runs + study.final_runs)
         StudyRuns(study, bar.ended, lambda: tuning_output.write(study)).run(jobs, bar if jobs > 1 else None)
         tuning_output.write_pages(study)
@@ -334,6 +336,13 @@ def account(
 def _check_jobs(jobs: int) -> None:
     if type(jobs) is not int or not 1 <= jobs <= sweep_axes.MOST_CELLS:
         raise ConfigError(f"jobs is {jobs!r}: must be a whole number from 1 to {sweep_axes.MOST_CELLS:,}")
+
+
+def _absolute(name: str, path: Any) -> Path:
+    """Return a path that is still right when the caller, a callback or another thread changes the folder of the process."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{name} is {shown(path)}: must be a path, for example 'runs'")
+    return Path(path).absolute()
 
 
 def _listed(name: str, values: Any, example: str) -> list[Any]:

@@ -143,7 +143,7 @@ class RunData:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the caller may change its folder, as by %cd in a notebook
         files = RunFolder(self.path)
         files.require(files.config)
 
@@ -314,7 +314,9 @@ class RunData:
         return f"<{type(self).__name__} {name}: {', '.join(facts)}>"
 
     def _repr_html_(self) -> str:
-        rows = [*self._facts()[1:], ("folder", str(self.path))]
+        here = Path.cwd()
+        shown = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        rows = [*self._facts()[1:], ("folder", str(shown))]
         cells = "".join(f"<tr><th style='text-align:left'>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
         return f"<strong>{escape(self._facts()[0][1])}</strong><table>{cells}</table>"
 

@@ -188,6 +188,17 @@ def test_no_setting_of_the_callers_torch_reaches_a_run_or_is_changed_by_it(tmp_p
     assert models(other.path) == models(plain.path)
 
 
+def test_a_run_in_a_relative_folder_survives_a_change_of_the_callers_folder(tmp_path, monkeypatch):
+    """As by `%cd` in a notebook: `final` and `models` of the run were empty after it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    run = api.run(TINY, "out", "in-process", callbacks=[lambda metrics: os.chdir(tmp_path / "elsewhere")], progress=False)
+    assert (run.state, run.path.parent, len(run.models) > 0) == ("finished", tmp_path / "out", True)
+    assert run.final["accuracy_mean"] is not None
+    os.chdir(tmp_path)
+    assert f"<td>out/{run.path.name}</td>" in run._repr_html_()
+
+
 def test_a_callback_that_returns_numpys_false_stops_the_run(tmp_path):
     assert (
         api.run(TINY, tmp_path, "in-process", callbacks=[lambda metrics: np.bool_(False)], progress=False).state

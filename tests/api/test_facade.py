@@ -46,6 +46,7 @@ def test_settings_as_arguments_of_run_are_refused_with_the_way_to_change_them():
             lambda out: dpcfl.account(dpcfl.SampledGaussian(1.0, 0.1, 9), 1e-5),
             r"^events is SampledGaussian\(.*: must be a list",
         ),
+        (lambda out: dpcfl.run("quickstart", None), r"^out is None: must be a path, for example 'runs'$"),
         (lambda out: dpcfl.load(None), "^config is of type NoneType: must be a file, the name of a packaged"),
         (lambda out: dpcfl.sweep(7, {"seed": [0]}, out), "^config is of type int: must be a file, the name of a packaged"),
     ],
