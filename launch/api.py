@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
+
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import reason, shown
 from dpcfl_net.core.types import Adjacency
@@ -324,6 +326,7 @@ def account(
                 "a complete document holds delta, adjacency, accountant and target_epsilon: do not pass them as arguments"
             )
         return account_document(dict(events))
+    delta, target_epsilon = _plain(delta), _plain(target_epsilon)
     document = {
         "events": [_event(event) for event in _listed("events", events, "[SampledGaussian(1.0, 0.01, 1000)]")],
         "delta": delta,
@@ -371,7 +374,12 @@ def _event(event: Event | Mapping[str, Any]) -> Any:
     """Convert an event to its entry in the document of `dpcfl account`."""
     if dataclasses.is_dataclass(event) and not isinstance(event, type):
         return {"type": type(event).__name__, **dataclasses.asdict(event)}
-    return dict(event) if isinstance(event, Mapping) else event
+    return {key: _plain(value) for key, value in event.items()} if isinstance(event, Mapping) else event
+
+
+def _plain(value: Any) -> Any:
+    """Convert a number of NumPy to one of Python."""
+    return value.item() if isinstance(value, np.number) else value
 
 
 def _with_federation(config: Source, federation: str | None) -> Config:

@@ -14,8 +14,9 @@ import numpy as np
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.types import Adjacency
+from dpcfl_net.core.types import ADJACENCIES, Adjacency
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
@@ -277,6 +278,8 @@ class RunData:
             adjacency: "zero-out" or "replace-one"; None: that of the run. Under "replace-one" a choice by counts of records has twice
                 the range.
         """
+        if adjacency not in (None, *ADJACENCIES):
+            raise ConfigError(f"adjacency is {shown(adjacency)}: must be {' or '.join(ADJACENCIES)}")
         if adjacency is not None:
             return events_under(self.ledger(client), self.job, client, adjacency)
         return [event for _, events in charges_to(self.ledger(client), self.job, client) for event in events]
@@ -315,8 +318,8 @@ class RunData:
 
     def _repr_html_(self) -> str:
         here = Path.cwd()
-        shown = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
-        rows = [*self._facts()[1:], ("folder", str(shown))]
+        folder = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        rows = [*self._facts()[1:], ("folder", str(folder))]
         cells = "".join(f"<tr><th style='text-align:left'>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
         return f"<strong>{escape(self._facts()[0][1])}</strong><table>{cells}</table>"
 

@@ -97,6 +97,8 @@ def test_events_under_the_other_adjacency_give_its_epsilon(with_epsilon):
     assert as_charged["epsilon"] < stated
     assert "twice its range under zero-out" in as_charged["assumes"]
     assert "assumes" not in dpcfl.account(with_epsilon.events(0), delta=1e-4)
+    with pytest.raises(dpcfl.ConfigError, match="adjacency is 'replace_one': must be zero-out or replace-one"):
+        with_epsilon.events(0, "replace_one")  # it had the range of zero-out
 
 
 def test_the_transcript_is_what_the_server_saw(by_network, in_process):

@@ -117,6 +117,16 @@ def test_account_finds_the_noise_multiplier_for_a_target():
     assert api.account([api.SampledGaussian(noise, 0.05, 100)], delta=1e-5)["epsilon"] == found["epsilon"]
 
 
+def test_account_takes_numbers_of_numpy():
+    event = {"type": "SampledGaussian", "noise_multiplier": np.float32(1), "sampling_rate": 0.05, "steps": np.int64(100)}
+    found = api.account([event], delta=np.float64(1e-5))
+    assert (found, type(found["delta"])) == (api.account(EVENTS, delta=1e-5), float)
+    with pytest.raises(
+        ValueError, match=r"steps must be a whole number >= 0, got np\.int64\(3\): write int\(\.\.\.\) around it"
+    ):
+        api.SampledGaussian(1.0, 0.05, np.int64(3))  # type: ignore[arg-type]
+
+
 def test_account_names_what_is_wrong():
     with pytest.raises(api.ConfigError, match="delta must lie strictly between 0 and 1, got None"):
         api.account(EVENTS)

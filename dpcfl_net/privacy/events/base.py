@@ -194,11 +194,16 @@ def merge(counted: Mapping[Event, int]) -> list[Event]:
 def check_number(name: str, value: float) -> float:
     """Return `value`; ValueError with `name` if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise ValueError(f"{name} must be a number, got {value!r}")
+        raise ValueError(f"{name} must be a number, got {value!r}{_converted(value, 'float')}")
     return value
 
 
 def check_count(name: str, value: int) -> None:
     """ValueError with `name` if `value` is not a whole number >= 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
+        raise ValueError(f"{name} must be a whole number >= 0, got {value!r}{_converted(value, 'int')}")
+
+
+def _converted(value: Any, kind: str) -> str:
+    """Advice for numbers of NumPy, which have no exact text in a signed job."""
+    return f": write {kind}(...) around it" if isinstance(value, np.number) else ""
