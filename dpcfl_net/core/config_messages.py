@@ -143,6 +143,8 @@ def _sentence(field: str, items: Sequence[Mapping[str, Any]], hint: Callable[[st
         return f"{field} is missing"
     if first["type"] == "value_error":
         said = str(first["msg"]).removeprefix("Value error, ")
+        if not field:  # of the whole document
+            return said
         return f"{field} {said}" if said.startswith("is ") else f"{field}: {said}"
     one, *others = dict.fromkeys(map(_allowed, items))
     allowed = ", or ".join([one, *(other.removeprefix("must be ") for other in others)])

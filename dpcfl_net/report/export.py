@@ -43,9 +43,13 @@ def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
         models or no rounds yet lacks those files.
 
     Raises:
-        ConfigError: As `read_run`, or if the run has no privacy statement yet.
+        ConfigError: As `read_run`, or if the run has no privacy statement yet, or `out` is the run folder.
     """
     view, target = read_run(folder), Path(out) if out is not None else RunFolder(folder).export
+    if target.resolve() == Path(folder).resolve():
+        raise ConfigError(
+            f"the folder to write is {target}: must be another one than the run's; the default is {RunFolder(folder).export}"
+        )
     if "epsilon" not in (privacy := mapping(view.run, "privacy")):
         raise ConfigError(f"{folder} has no privacy statement yet; write it with: {report_command(Path(folder))}")
     with naming(target):

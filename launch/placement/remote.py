@@ -13,6 +13,7 @@ from pathlib import Path
 from dpcfl_net import __version__
 from dpcfl_net.core.clock import wait_awake
 from dpcfl_net.core.errors import DpcflError, LedgerError, Refused, RunFailed
+from dpcfl_net.core.files import reason
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.placement.base import LOST, ClientRange, Node
 from dpcfl_net.launch.placement.connection import HostConnection
@@ -245,7 +246,7 @@ class HostAgent:
         try:
             connection = self.host.connect()
         except OSError as error:
-            self.error_text = str(error)
+            self.error_text = f"cannot run {error.filename}: {reason(error)}" if error.filename else reason(error)
             return False
         self._connection = connection
         try:

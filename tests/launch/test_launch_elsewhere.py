@@ -332,6 +332,7 @@ def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(elsewher
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
+        ({"through": ["no-such-command"]}, "host a: cannot run no-such-command: no such file or folder"),
         ({"through": ["sh", "-c", "echo no such luck >&2; exit 9"]}, "host a: exit code 9: no such luck"),
         ({"through": ["/no/such/program"]}, "host a:"),
         ({"through": ["sh", "-c", "echo good morning"]}, "host a: agent-line"),
@@ -392,7 +393,7 @@ def test_a_host_that_reports_keys_of_clients_of_other_hosts_is_refused(tmp_path,
         ("hosts: [{name: a, address: x, through: [y]}]", "give either address (for ssh) or through"),
         ("hosts: [{name: a, address: '-oProxyCommand=x'}]", "must not begin with a dash"),
         ("hosts: [{name: ../a, address: x}]", "hosts.0.name"),
-        ("hosts: [{name: a, address: x}, {name: a, address: y}]", "two hosts have the name 'a'"),
+        ("hosts: [{name: a, address: x}, {name: a, address: y}]", "hosts.yaml: two hosts have the name 'a'"),
         ("hosts: [{name: a, address: x, cores: 3}]", "hosts.0.cores"),
         ("hosts: [{name: a, address: x, workers: 0}]", "hosts.0.workers"),
         (":", "YAML"),

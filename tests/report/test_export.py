@@ -89,3 +89,11 @@ def test_a_run_without_a_statement_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no privacy statement yet; write it with: dpcfl report"):
         export(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_run_folder_itself_is_refused(run: Path) -> None:
+    """A model would be copied onto itself."""
+    before = sorted(run.rglob("*"))
+    with pytest.raises(ConfigError, match=r"must be another one than the run's; the default is .*export$"):
+        export(run, run / "models" / "..")
+    assert sorted(run.rglob("*")) == before
