@@ -345,7 +345,10 @@ def _absolute(name: str, path: Any) -> Path:
     """Return a path that is still right when the caller, a callback or another thread changes the folder of the process."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"{name} is {shown(path)}: must be a path, for example 'runs'")
-    return Path(path).absolute()
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError:
+        raise ConfigError(f"{name} is {shown(path)}: must be absolute, since the current folder was removed") from None
 
 
 def _listed(name: str, values: Any, example: str) -> list[Any]:

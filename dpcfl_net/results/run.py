@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -317,8 +318,9 @@ class RunData:
         return f"<{type(self).__name__} {name}: {', '.join(facts)}>"
 
     def _repr_html_(self) -> str:
-        here = Path.cwd()
-        folder = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        folder = self.path
+        with contextlib.suppress(OSError, ValueError):  # the current folder was removed, or is elsewhere
+            folder = folder.relative_to(Path.cwd())
         rows = [*self._facts()[1:], ("folder", str(folder))]
         cells = "".join(f"<tr><th style='text-align:left'>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
         return f"<strong>{escape(self._facts()[0][1])}</strong><table>{cells}</table>"

@@ -14,6 +14,7 @@ from api_runs import interrupted
 from trace_events import check_trace
 
 import dpcfl_net as dpcfl
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report.transcript_figures import transcript_figures
 
 
@@ -164,6 +165,14 @@ def test_a_run_shows_itself_in_terminals_and_notebooks(with_epsilon):
     assert repr(with_epsilon.privacy).startswith("Privacy(epsilon=5.0, delta=0.0001, unit='sample', ")
     assert "Statement(" not in repr(with_epsilon.privacy)
     assert repr(with_epsilon.figures).startswith("<Figures: accuracy(), epsilon_spent(), ")
+
+
+def test_a_relative_path_in_a_folder_that_was_removed_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="path is 'runs': must be absolute, since the current folder was removed"):
+        dpcfl.open_run("runs")
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
