@@ -29,9 +29,7 @@ from dpcfl_net.results.run_files import whole
 from dpcfl_net.transport.keys import client_key
 
 Charges = tuple[Event, ...]  # of a client in a round
-MOST_VALUES = (
-    1000  # epsilons of the plans of a run, some 10 ms each; of more, those of every second, third, ... round are computed
-)
+MOST_VALUES = 1000  # epsilons of a run, one for each plan and round, some 10 ms each; of more, only those of every k-th round
 
 
 def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[int, list[Event]]]:

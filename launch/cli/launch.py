@@ -110,7 +110,12 @@ def port_pair(text: str) -> tuple[int, int]:
     numbers = text.split(",")
     if len(numbers) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 6 and int(p) < 65536 for p in numbers):
         raise ConfigError(f"--ports is {text!r}: must be two numbers from 0 to 65535, for example 5700,5701")
-    return int(numbers[0]), int(numbers[1])
+    coordinator, observer = map(int, numbers)
+    if coordinator == observer != 0:
+        raise ConfigError(
+            f"--ports is {text!r}: must be two different ports, for example {coordinator},{coordinator % 65535 + 1}"
+        )
+    return coordinator, observer
 
 
 def new(

@@ -246,7 +246,10 @@ def report(folder: Path, alone: Path | None = None) -> None:
     )
     if "error" in before:
         document["error"] = before["error"]
-    if state != "running":  # the launcher of a running run writes both, and may have ended the run meanwhile
+    if document["rounds_done"] < (counted := before.get("rounds_done", 0)):
+        found = f"{RunFolder(folder).metrics} has {document['rounds_done']} of the {counted} rounds in run.json"
+        _warn(f"{found}: it was removed or cut; run.json and models are left as they are")
+    elif state != "running":  # the launcher of a running run writes both, and may have ended the run meanwhile
         summary.write_run(folder, document)
         if settings:
             export_models(folder, job, settings["data"]["root"], personal=settings["output"]["personal_models"])

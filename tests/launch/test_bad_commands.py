@@ -377,6 +377,7 @@ DAMAGED: list[tuple[str, str, bytes | Callable[[bytes], bytes] | None, int, list
     ("report", "metrics.jsonl", first_line(bytes_up="x"), 0, ["warning: {damaged}/metrics.jsonl: 1 damaged line(s) left out"]),
     ("report", "metrics.jsonl", first_line(view=1), 0, ["warning: {damaged}/metrics.jsonl: 1 damaged line(s) left out"]),
     ("report", "metrics.jsonl", b'{"a": 1}\n', 0, ["warning: {damaged}/metrics.jsonl: 1 damaged line(s) left out"]),
+    ("report", "metrics.jsonl", None, 0, ["warning: {damaged}/metrics.jsonl has 0 of the 2 rounds in run.json", "are left as they are"]),
     ("report", "run.json", b"[]", 0, ["warning: {damaged}/run.json is damaged", "must hold a JSON object"]),
     ("report", "run.json", b'{"state": "fin', 0, ["warning: {damaged}/run.json is not JSON"]),
     ("report", "run.json", changed(state=1), 0, ["warning: {damaged}/run.json is damaged: state is 1, must be text"]),

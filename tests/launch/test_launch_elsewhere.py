@@ -414,6 +414,7 @@ def test_a_hosts_file_that_does_not_fit_is_refused_by_field(tmp_path, hosts, sai
         (["--on", "local", "--address", "1.2.3.4"], "--address"),
         (["--on", "slurm"], "inside an allocation"),
         (["--on", "ssh", "--hosts", "HOSTS", "--ports", "12"], "--ports"),
+        (["--on", "ssh", "--hosts", "HOSTS", "--ports", "5700,5700"], "must be two different ports, for example 5700,5701"),
         (["--on", "ssh", "--hosts", "HOSTS", "--address", "10.0.0.1", "runtime.transport.security=none"], "loopback only"),
         (["--on", "ssh", "--hosts", "HOSTS", *AT, "runtime.federation=in-process", "output.transcript=off"], "no workers"),
         (["--on", "slurm", "--sbatch", "OUT", "--time", "$(rm)"], "--time"),
