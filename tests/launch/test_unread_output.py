@@ -13,6 +13,8 @@ import time
 import pytest
 from conftest import ROOT, assert_nothing_left, write_config
 
+from dpcfl_net.core import runlog
+
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ where Python has it
 ROUNDS = 120
 
@@ -52,8 +54,8 @@ def unread(tmp_path):
 
 
 def rounds_of(folder) -> int:
-    whole = (folder / "metrics.jsonl").read_text().rpartition("\n")[0]  # the last line may be being written
-    return max((json.loads(line)["round"] for line in whole.splitlines()), default=0)
+    # As commands read it: while two processes write, the last line may not be whole, or be followed by an empty one.
+    return max((line["round"] for line in runlog.each(folder / "metrics.jsonl")), default=0)
 
 
 def state_of(folder) -> str:
