@@ -82,7 +82,8 @@ def given(records: Iterable[Record]) -> Given:
 def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     """Find rounds in which clients that share a model were given different models.
 
-    Checks against the signed job (number of models per round, tasks that carry all models) and against the server's own assignments.
+    Checks against the signed job (number of models per round, tasks that carry all models) and against the server's own assignments:
+    models are given by those before the round, or by those of its choices, which are the ones after the round.
     An algorithm with one model per client has no shared models. In an asynchronous run the tasks after the last synchronous round
     are participations, which may start from any version.
 
@@ -114,7 +115,7 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
             who = " and ".join(str(client) for client in sorted(distinct.values())[:2])
             problems.append(f"{where}: {len(distinct)} different models where the job has {most}, clients {who} among them")
         if not algorithm.capabilities.model_per_client:
-            problems += _within_groups(where, models, groups.get(number, {}))
+            problems += _within_groups(where, models, _possible(groups, number))
     if algorithm.capabilities.asynchronous:
         frozen = groups[max(groups)] if groups else {}
         later = [(client, header) for client, header in found.tasks if header.round > last]
@@ -242,7 +243,19 @@ def _groups(path: Path, protocol: Protocol) -> dict[int, dict[int, int]]:
     return found
 
 
-def _within_groups(where: str, models: Mapping[int, set[str]], cluster: Mapping[int, int]) -> list[str]:
+def _possible(groups: Mapping[int, dict[int, int]], number: int) -> list[dict[int, int]]:
+    """Assignments by which a round's models may have been given; none if a line of the file is missing."""
+    rounds = [number, number - 1] if number > 1 else [number]
+    return [groups[each] for each in rounds] if all(each in groups for each in rounds) else []
+
+
+def _within_groups(where: str, models: Mapping[int, set[str]], possible: Iterable[Mapping[int, int]]) -> list[str]:
+    """Find clients of one cluster with different models; none if one of the possible assignments explains all models."""
+    found = [_split(where, models, cluster) for cluster in possible]
+    return found[0] if found and all(found) else []
+
+
+def _split(where: str, models: Mapping[int, set[str]], cluster: Mapping[int, int]) -> list[str]:
     first: dict[int, int] = {}
     problems = []
     for client in sorted(models.keys() & cluster.keys()):
