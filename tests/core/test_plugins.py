@@ -944,6 +944,13 @@ class Unmasked(DPFedAvg):
         me.masked_update("masked", lambda: update)
         return Release(masked=update.astype(np.float32).view(np.uint32))
 
+class Changed(DPFedAvg):
+    @on_client(charges=["masked"], takes={**MASKING, "model": MODEL}, gives={"masked": MASKED})
+    def masked_update(self, me, model):
+        words = super().masked_update(me, model).tensors["masked"]
+        words += np.uint32(1)
+        return Release(masked=words)
+
 class Reporting(DPFedAvg):
     def plan(self, client):
         return [*super().plan(client), *[GaussianSlot("loss", 10.0, doubles=False)] * self.protocol.rounds]
@@ -1138,9 +1145,11 @@ def secure_job(folder, name):
     return make_job(config.resolve(document), folder / "keys")
 
 
-def test_words_that_are_not_those_of_the_mask_do_not_leave(module, tmp_path):
+@pytest.mark.parametrize("name", ["Unmasked", "Changed"])
+def test_words_that_are_not_those_of_the_mask_do_not_leave(module, tmp_path, name):
+    """Words that a step changed in place were compared with themselves."""
     module("own_claims", CLAIMS)
-    job = secure_job(tmp_path, "Unmasked")
+    job = secure_job(tmp_path, name)
     with pytest.raises(
         Refused, match=r"mask: client step 'masked_update' must release the words that me\.masked_update returned"
     ):

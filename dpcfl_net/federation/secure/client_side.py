@@ -54,7 +54,7 @@ class Masking:
     Attributes:
         code: Encoding and noise of the sum.
         state: State of the client in secure sums.
-        sent: The words that `words` returned; None before.
+        sent: A copy of the words that `words` returned, which a step may change in place; None before.
     """
 
     code: SumCode
@@ -77,10 +77,11 @@ class Masking:
         Returns:
             (d,) uint32.
         """
-        self.sent = words = self.code.to_words(self.code.encode(vector), key)
+        words = self.code.to_words(self.code.encode(vector), key)
         self.state = client_stages.mask(
             self._terms, self._round, self._client, self.state, self._present, self._boxes, self._context, words
         )
+        self.sent = words.copy()
         return words
 
 
