@@ -166,6 +166,13 @@ def memory_of(array: np.ndarray) -> Memory:
     return array.__array_interface__["data"][0], array.shape, array.strides
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return a read-only view of an array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def aligned(array: np.ndarray) -> np.ndarray:
     """Return a read-only array as it is, or a copy if its address is no multiple of its item size, which is slow to read."""
     if array.flags.aligned:

@@ -13,7 +13,7 @@ from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol as Job
-from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.tensors import read_only, unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.capabilities import central_steps
@@ -177,7 +177,10 @@ class CentralDPServer:
         me = CentralContext(fed, charge, self.shown, buffer)
         fed.in_central_step = True
         try:
-            release = getattr(self._algorithm, task.kind)(me, **task.tensors)
+            # The models of the server's state are among them: what a step writes into them would be published without noise.
+            release = getattr(self._algorithm, task.kind)(
+                me, **{name: read_only(array) for name, array in task.tensors.items()}
+            )
         finally:
             fed.in_central_step = False
         return release, state, me.ran()

@@ -12,7 +12,7 @@ import numpy as np
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.tensors import describe, finite
+from dpcfl_net.core.tensors import describe, finite, read_only
 from dpcfl_net.core.types import Answer, ClientStep, Release, Task
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.claim import unprotected
@@ -209,7 +209,8 @@ class ClientHost:
             own, hidden = {}, own  # what the client computed for its part in a sum may leave in a sum only
         # A warning of NumPy would be a line of the worker's log that only some records cause.
         with self.turn(), np.errstate(all="ignore"):
-            tensors = {name: array for name, array in task.tensors.items() if masking is None or name not in MASKING}
+            # In one process they are the server's own arrays: what a step writes into them would pass the gate.
+            tensors = {name: read_only(array) for name, array in task.tensors.items() if masking is None or name not in MASKING}
             me = Client(
                 self.protocol, own, self.engine, self.data("train"), lambda: self.data("validation"), charge, self.room,
                 _masking=masking,

@@ -920,6 +920,22 @@ class Outside(DPFedAvg):
         updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
         return State(state.models + np.mean([*updates.values()], axis=0), state.assignment)
 
+class ClientInPlace(DPFedAvg):
+    @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
+    def train(self, me, model):
+        before = model.copy()
+        model[:] = me.sgd("raw", model)
+        return Release(update=model - before)
+
+class ServerInPlace(DPFedAvg):
+    @on_central_server(charges=["round"])
+    def noisy_sum(self, me, model):
+        clipped, answers = self.new_sums(), me.call(self.train, {client: {"model": model} for client in me.sample("round")})
+        for client, answer in answers.items():
+            model += answer["update"]
+            clipped.add(client, [(0, answer["update"])])
+        return Release(sum=me.noisy_total("round", "sums", clipped)[0][0])
+
 class Submitted(DPFedAvg):
     def round(self, state, t, fed):
         for client in fed.clients:
@@ -1143,6 +1159,16 @@ def secure_job(folder, name):
     document["algorithm"]["sampling_rate"] = 1.0
     document |= {"local": {**document.get("local", {}), "deadline_s": 0.5}, "data": {**document["data"], "validation": 0.2}}
     return make_job(config.resolve(document), folder / "keys")
+
+
+@pytest.mark.parametrize("name", ["ClientInPlace", "ServerInPlace"])
+def test_a_step_cannot_write_into_the_models_of_the_server(module, tmp_path, name):
+    """In one process the tensors of a task are the server's own arrays, so that raw updates became its model at the target epsilon."""
+    module("own_claims", CLAIMS)
+    make_keys(tmp_path / "keys", 8)
+    job = make_job(config.resolve(claims(name)), tmp_path / "keys")
+    with pytest.raises(ValueError, match="read-only"):
+        simulate(job, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["Unmasked", "Changed"])
