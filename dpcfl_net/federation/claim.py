@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.frozen import once
 from dpcfl_net.core.plugins import failure, is_plugin
@@ -192,7 +194,20 @@ def _checked(algorithm: ClientSide, method: str, plan: Any) -> tuple[Slot, ...]:
         raise ConfigError(
             f"{algorithm.protocol.algorithm}: `{method}` returned {got}: must be a list of slots, such as {such.__name__}"
         )
+    for slot in {id(slot): slot for slot in plan}.values():  # most are the same object
+        for name, value in vars(slot).items():
+            if wrong := _no_number(value):
+                raise ConfigError(
+                    f"{algorithm.protocol.algorithm}: `{method}` has slot {slot.name!r} with {name} {value!r}: {wrong}"
+                )
     return tuple(plan)
+
+
+def _no_number(value: Any) -> str:
+    """Say why a number in a slot has no exact text in a signed job; empty if it has, and for other values."""
+    if isinstance(value, np.number) and not isinstance(value, float):  # a float64 is a float
+        return f"write {'float' if isinstance(value, np.inexact) else 'int'}(...) around it"
+    return "must be finite" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
 def noisy_plans(algorithm: ClientSide) -> list[NoisyPlan]:

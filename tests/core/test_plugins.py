@@ -1244,6 +1244,23 @@ def test_a_plan_that_is_no_list_of_slots_is_a_sentence(module, tmp_path, plan, g
 
 
 @pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ("np.float32(0.5), 3", r"rate .*0\.5.*: write float\(\.\.\.\) around it"),
+        ("0.5, np.int64(3)", r"steps .*3.*: write int\(\.\.\.\) around it"),
+        ("float('nan'), 3", "rate nan: must be finite"),
+    ],
+)
+def test_a_slot_with_numbers_that_a_job_cannot_hold_is_a_sentence(module, tmp_path, numbers, words):
+    """NumPy's float32 and int64 ended in a traceback of the command."""
+    planned = f"def plan(self, client):\n        return [DPSGDSlot('train', {numbers})] * 20\n\n    @on_client"
+    imports = "import numpy as np\nfrom dpcfl_net.privacy.slots import DPSGDSlot\n"
+    module("own_rounds", imports + PERSONAL.replace("KEPT", "").replace("@on_client", planned))
+    with pytest.raises(ConfigError, match=f"own_rounds:Personal: `plan` has slot 'train' with {words}"):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
+@pytest.mark.parametrize(
     ("own", "words"),
     [
         ("def plan(self, client):\n        return [client.slots]\n\n    ", "plan raised AttributeError"),
