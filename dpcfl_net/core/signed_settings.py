@@ -34,7 +34,8 @@ class LocalTraining(FrozenModel):
     )
     deadline_s: float | None = Field(
         default=None, gt=0, le=1e6, allow_inf_nan=False,
-        description="pace constant: an answer is sent a multiple of this many seconds after its task; null: immediately",
+        description="pace constant, or unit client with secure aggregation: an answer is sent a multiple of this many seconds after its "
+        "task; null: immediately",
     )  # fmt: skip
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
@@ -57,13 +58,13 @@ class SecureAggregation(FrozenModel):
     )  # fmt: skip
     colluders: int = Field(
         default=0, ge=0, le=1_000_000,
-        description="most participants of a sum that may act together, with the server or with nothing but the models that they get; the "
+        description="largest number of participants of a sum that may act together, with the server or with the models alone; the "
         "noise of the others protects the sum",
     )  # fmt: skip
     neighbours: int | None = Field(
         default=None, ge=64, le=1_000_000, multiple_of=2,
-        description="other participants with which each one shares masks, with more than 64 participants; even; null: enough "
-        "for 30 % drop-outs",
+        description="number of other participants with which each one shares masks, in sums of more than 64 participants; even; "
+        "null: enough for 30 % drop-outs",
     )  # fmt: skip
     stage_deadline_s: float = Field(
         default=0.2, gt=0, le=1e6, allow_inf_nan=False,
@@ -94,8 +95,8 @@ class PrivacyTarget(FrozenModel):
     )
     trust: Literal["untrusted-server", "trusted-server", "secure-aggregation"] = Field(
         default="untrusted-server",
-        description="who adds the noise: each client, a server that receives raw updates, or all clients of a secure sum "
-        "together, of whose updates the server learns the sum only",
+        description="who adds the noise: each client; a server that receives raw updates; or all clients of a secure sum "
+        "together, so that the server learns only the sum of their updates",
     )
     secure_aggregation: SecureAggregation | None = Field(
         default=None, description="trust secure-aggregation only: terms of secure sums; null: the defaults"

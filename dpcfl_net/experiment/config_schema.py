@@ -84,7 +84,7 @@ class PrivacySection(PrivacyTarget):
     @field_validator("epsilon", mode="before")
     @classmethod
     def _is_finite(cls, value: Any) -> Any:
-        """Tell who asks for no privacy how to come close to it: every run has a guarantee or a reason why it has none."""
+        """Refuse an infinite epsilon, and name settings with almost no noise: a run has a guarantee or a reason why it has none."""
         if value is None or str(value).lower() in ("inf", "+inf", ".inf", "infinity", "none", "off"):
             raise ValueError(
                 f"is {'null' if value is None else shown(value)}: must be a number from 0.000000001 to {MOST_EPSILON:,.0f}; "
@@ -230,7 +230,7 @@ class RuntimeSettings(Section):
         default=60, gt=0, le=MOST_SECONDS, description="seconds without a coordinator after which a worker leaves"
     )
     quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
-    max_restarts: int = Field(default=2, ge=0, le=1_000, description="restarts of one crashed worker")
+    max_restarts: int = Field(default=2, ge=0, le=1_000, description="restarts of each process that crashes")
     max_live_workers: int = Field(
         default=100,
         ge=1,

@@ -121,7 +121,7 @@ def worker(
     observer: ObserverAddress = None,
     ledgers: Annotated[Path, typer.Option(help="folder of this client's ledger")] = Path("ledgers"),
     book: Annotated[
-        Path | None, typer.Option(help="folder of the record book; jobs without ledger_scope dataset are then refused")
+        Path | None, typer.Option(help="folder of the record book; jobs without ledger.scope dataset are then refused")
     ] = None,
     budget_epsilon: Annotated[
         float | None, typer.Option(callback=epsilon, help="largest total epsilon per record over all runs")

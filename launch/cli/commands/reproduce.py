@@ -22,7 +22,9 @@ def reproduce(
     ] = None,
     scale: Annotated[str, typer.Option(help="laptop: sizes for two cores; paper: the paper's settings")] = "laptop",
     out: Annotated[Path, typer.Option(help="parent of the output folders")] = Path("reproductions"),
-    seeds: Annotated[int | None, typer.Option(min=1, help="seeds per figure, from 0 [default: the figure's own]")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="number of seeds per figure, which start at 0 (default: the figure's own)")
+    ] = None,
     only: Annotated[str | None, typer.Option(metavar="PAPER", help="with all: one paper, e.g. rr-cluster")] = None,
     time_budget: Annotated[
         str | None,
