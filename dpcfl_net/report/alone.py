@@ -26,7 +26,7 @@ def accuracy_alone(view: RunView, folder: Path | str) -> dict[int, float]:
     """
     other = read_run(folder)
     if other.algorithm != "local":
-        raise ConfigError(f"{folder} is a run of {other.algorithm}: must be one of local, where every client trains alone")
+        raise ConfigError(f"{folder} is a run of {other.algorithm}: must be a run of local, in which every client trains alone")
     if different := [key for key in SAME if view.config.get(key) != other.config.get(key)]:
         raise ConfigError(f"{folder} is not comparable with {view.folder}: {', '.join(different)} of config.yaml differ")
     row = numbers(other.observed[max(other.observed)], "accuracy_by_client") if other.observed else []

@@ -97,7 +97,8 @@ def _check_book(job: Job, client: int, ledger: Path, terms: WorkerTerms, durable
     """Raise Refused for a job that would enter no book, and for a client of the book that has lost its ledger."""
     if job.protocol.ledger_scope == "run" and (terms.book is not None or terms.budget is not None):
         raise Refused(
-            "book", "this worker composes all runs on a record, the job's ledger_scope is 'run': it would enter no book"
+            "book",
+            "this worker has a record book or a budget for all runs, and the job has ledger.scope 'run': it would not be entered",
         )
     if job.protocol.ledger_scope == "dataset" and terms.book is not None and is_missing(ledger):
         # Before an empty ledger is made: one that a crash leaves would pass for the client's own at the next start.
@@ -172,7 +173,8 @@ def enrol(
     """
     if terms.book is None:
         raise Refused(
-            "book", "the job composes all runs on a record (ledger_scope dataset): give a record book (dpcfl worker --book)"
+            "book",
+            "the job has ledger.scope 'dataset', which composes all runs on a record: give a record book (dpcfl worker --book)",
         )
     protocol = algorithm.protocol
     if protocol.unprotected:

@@ -72,7 +72,7 @@ class DialedConnection:
         now = self._clock.now()
         if self._since and now - self._since > self._limit_s:
             raise RunFailed(
-                f"no handshake within {self._limit_s:g} s: what accepts connections at this address is stopped, overloaded or no coordinator"
+                f"no handshake within {self._limit_s:g} s: the process at this address is stopped, overloaded or not a coordinator"
             )
         if self._failures >= HANDSHAKES:
             raise Refused("handshake", "no coordinator with the expected key answers at this address")

@@ -485,7 +485,7 @@ def test_clients_worse_than_alone_are_marked_only_where_that_is_known(tmp_path: 
     assert marked["name"] == "worse than alone"
     assert {name.split()[0] for name in marked["y"]} == {"2", "7"}
     assert "alone" not in [trace["name"] for trace in specs(own_part(write_report(folder)))["clients"]["data"]]
-    with pytest.raises(ConfigError, match="must be one of local"):
+    with pytest.raises(ConfigError, match="must be a run of local"):
         write_report(alone, folder)
     (alone / "config.yaml").write_text("privacy: {epsilon: 3}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"not comparable with .*privacy"):

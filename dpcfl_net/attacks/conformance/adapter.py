@@ -93,8 +93,8 @@ class Adapter:
             shapes = ", ".join(f"{name} {tensor.shape}" for name, tensor in tensors.items())
             raise ConfigError(
                 f"{FIELD} is {self.name!r}: returned {shapes} for {width} columns and {steps} steps: all tensors together must hold "
-                f"{width} numbers (the end), or {width} for each of {' or '.join(str(n) for n in sorted(allowed - {1}) or [1])} "
-                "rows of a first axis (every step)"
+                f"{width} numbers (after the last step), or {width} in each of "
+                f"{' or '.join(str(n) for n in sorted(allowed - {1}) or [1])} rows along a first axis (after every step)"
             )
         values = np.concatenate([tensor.reshape(rows, -1) for tensor in tensors.values()], axis=1)
         with np.errstate(invalid="ignore"):  # infinity less infinity: reported as not finite

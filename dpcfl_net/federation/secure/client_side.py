@@ -163,7 +163,9 @@ class SecureClient:
     def _check_group(self, t: int, group: tuple[int, ...]) -> None:
         expected = self._algorithm.secure_group(t)
         if expected is not None and group != expected:
-            raise Refused("secure-group", f"round {t} adds {len(group)} clients, the job says which {len(expected)}")
+            raise Refused(
+                "secure-group", f"the {len(group)} clients of round {t} are not the {len(expected)} that the job names for it"
+            )
         ordered = all(a < b for a, b in pairwise(group))
         if not ordered or not set(group) <= set(self._identities):
             raise Refused("secure-group", "the group must list clients of the roster in order")
