@@ -98,8 +98,8 @@ def run(
         config: A configuration, as `load` accepts it. Change its settings by `load`: `run(load("quickstart", rounds=3))`.
         out: Parent of the new run folder.
         federation: "network": a coordinator, an observer and one worker process per client, as in `dpcfl run`.
-            "in-process": all clients one after another in the calling process, where breakpoints work; no transcript. The
-            results are bit for bit the same. None: the configuration's setting.
+            "in-process": all clients one after another in the calling process, where breakpoints work; no transcript. With one
+            `privacy.noise_seed` both give the same bits on the CPU. None: the configuration's setting.
         callbacks: Called with the `RoundMetrics` of each round. If a callback returns False or raises `StopRun`, the run
             stops early. If it raises another exception, the run stops and the exception is raised again. Trackers
             (`TensorBoard`, `MLflow`, `WandB`) also get configuration, privacy statement and result.

@@ -177,7 +177,7 @@ class RuntimeSettings(Section):
 
     federation: Literal["network", "in-process"] = Field(
         default="network",
-        description="in-process: all clients in one process without sockets, same bits; for sweeps and quick tests",
+        description="in-process: all clients in one process without sockets, for sweeps and quick tests; with one noise_seed the same bits",
     )
     transport: TransportSettings = Field(default=TransportSettings(), description="transport of messages")
     slots: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = Field(
