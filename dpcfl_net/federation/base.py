@@ -164,7 +164,8 @@ class Federation(ABC):
             The releases in client order.
 
         Raises:
-            RunFailed: If fewer clients than the quorum answer.
+            RunFailed: If fewer clients than the quorum answer, if `method` is no client step, if `common` or `each` are not as
+                above, or if the job has a trusted server and the call is outside a central step.
         """
         answers: dict[int, Arrays] = {}
         asked = self._run(method, answers.__setitem__, common, each, quorum, None)
@@ -198,7 +199,7 @@ class Federation(ABC):
             The clients that answered, in client order.
 
         Raises:
-            RunFailed: If fewer clients than the quorum answer.
+            RunFailed: As `call`.
         """
         answered: list[int] = []
 
@@ -235,7 +236,7 @@ class Federation(ABC):
             The row of each client whose update was added.
 
         Raises:
-            RunFailed: If fewer clients than the quorum answer.
+            RunFailed: As `call`.
         """
         added: dict[int, int] = {}
         grouped = GroupedMeans(means, [entry.clients for entry in self.protocol.aggregators])
@@ -360,6 +361,9 @@ class Federation(ABC):
         Returns:
             Its outcome. With a trusted server only a central step can read the release (`RawRelease`): pass it to `release` as part
             of `buffer`.
+
+        Raises:
+            RunFailed: As `submit`.
         """
         outcome = self._next_outcome(among)
         if outcome.release is None or not self.protocol.privacy.central:
@@ -377,7 +381,7 @@ class Federation(ABC):
             The outcomes in client order, so that the sum of their updates does not depend on the order of arrival.
 
         Raises:
-            RunFailed: If fewer of them than the quorum are answers; an answer that a crash lost counts.
+            RunFailed: If fewer of them than the quorum are answers, where one that a crash lost counts; also as `submit`.
         """
         found = sorted((self.next_outcome(among) for _ in range(count)), key=lambda outcome: outcome.client)
         self.lost = [outcome.client for outcome in found if outcome.lost]

@@ -31,10 +31,11 @@ class Client:
     """Argument `me` of a client step: mechanisms on private data, and the state that is committed with the release.
 
     Only these methods read the records. `dpsgd`, `select`, `noisy_loss`, `noisy_update` and `noisy_sum` protect their results;
-    `sgd`, `losses`, `lowest_loss`, `distances` and `validation_loss` do not. Each records the event of the mechanism that ran,
-    and the privacy gate compares these events with the debit. A slot pays for one call of a mechanism that protects its result,
-    whose randomness follows from the slot's name: a second call would draw the same noise, and the difference of both results
-    would have none, so the gate withholds the release.
+    `masked_update` and `masked_gradient` protect the secure sum; `sgd`, `losses`, `lowest_loss`, `distances` and
+    `validation_loss` protect nothing. Each records the event of the mechanism that ran, and the privacy gate compares these
+    events with the debit. A slot pays for one call of a mechanism that protects its result, whose randomness follows from the
+    slot's name: a second call would draw the same noise, and the difference of both results would have none, so the gate
+    withholds the release. A method raises ValueError for a slot that the step does not charge, or of another type than it takes.
 
     Attributes:
         protocol: The signed protocol.
@@ -157,6 +158,9 @@ class Client:
             model: (p,) float32.
             max_loss: The loss of each record is clipped to [0, max_loss].
 
+        Returns:
+            The mean loss; cross-entropy in nats, or squared error.
+
         Raises:
             ValueError: If the client has no validation records.
         """
@@ -172,6 +176,9 @@ class Client:
             slot: Name of the slot.
             model: (p,) float32.
             max_loss: The loss of each record is clipped to [0, max_loss]; finite and above 0.
+
+        Returns:
+            The noisy mean loss, in the unit of `max_loss`; it may be outside of [0, max_loss].
 
         Raises:
             ValueError: If the client has no validation records, or `max_loss` is out of range.
@@ -251,6 +258,9 @@ class Client:
 
         Returns:
             The masked vector, (d,) uint32.
+
+        Raises:
+            ValueError: If single records are protected, or the task came without the group of a sum.
         """
         self._only_for("client", "masked_update", "me.masked_gradient")
         spec, masking = self._secure(slot)
@@ -271,6 +281,9 @@ class Client:
 
         Returns:
             The masked vector, (p,) uint32.
+
+        Raises:
+            ValueError: If whole clients are protected, or the task came without the group of a sum.
         """
         from dpcfl_net.training.batches import poisson_rows
 

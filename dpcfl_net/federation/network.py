@@ -41,7 +41,7 @@ class NetworkFederation(Federation):
         limits: Quorum, timeouts, and number of connections.
         launcher: Connection to the launcher.
         warn: Receives warnings.
-        pauses: Receives the begin and the end of pauses below the quorum.
+        pauses: Receives the beginning and the end of pauses below the quorum.
     """
 
     def __init__(

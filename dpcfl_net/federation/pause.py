@@ -23,7 +23,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class PauseListener:
-    """Receives the begin and the end of pauses.
+    """Receives the beginning and the end of pauses.
 
     Attributes:
         begin: Called with the pause.

@@ -284,7 +284,10 @@ class LabelSlot(Slot):
     categories: int
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
-        """See `Slot`; independent of the noise, and of the adjacency: a label at random is no farther from a label than another."""
+        """See `Slot`; independent of the noise and of the adjacency.
+
+        Under zero-out the label is drawn uniformly, which changes no probability by a larger factor than another label does.
+        """
         if self.mechanism == "exponential":
             return BoundedRangeSelection(self.epsilon, 1)
         return RandomisedResponse(self.epsilon, self.categories, 1)

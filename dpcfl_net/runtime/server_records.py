@@ -56,7 +56,7 @@ class ServerRecords:
         self._warnings.write({"time": time.time(), "text": text})
 
     def pause(self, pause: Pause) -> None:
-        """Record the begin of a pause below the quorum."""
+        """Record the beginning of a pause below the quorum."""
         _log.warning("%s", pause.text)
         self._warnings.write({"view": "pause", "time": time.time(), "text": pause.text, "seconds": pause.seconds})
 

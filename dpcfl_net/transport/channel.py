@@ -217,7 +217,7 @@ class Channel:
         self._heard += 1
 
     def was_read(self, stream: Stream) -> bool:
-        """Return True if the peer must have read a message that arrived: it has since said two things, and reads in between.
+        """Return True if the peer must have read a message that arrived: it has since sent two messages, and reads in between.
 
         A peer that is silent is busy, or its connection has ended: the same message again would only wait behind the first one.
         """

@@ -182,7 +182,7 @@ class Reader:
                 yield record
 
     def _zeros_follow(self, file: BinaryIO) -> bool:
-        """Return whether the good records are followed by at most the begin of one, and then by zeros alone; set `cut` if so."""
+        """Return whether the good records are followed by at most the beginning of one, and then by zeros alone; set `cut` if so."""
         end = _end_without_zeros(file, self.good)
         size = os.fstat(file.fileno()).st_size
         if end == size or end - self.good > _MAX_BODY + _FRAME:

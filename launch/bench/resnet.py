@@ -22,7 +22,7 @@ def measure(options: Options) -> list[Figure]:
     batch = 4 if options.quick else BATCH
     with dpsgd_ways.one_thread():
         ways = dpsgd_ways.steps(dpsgd_ways.Records("resnet18", 1000), batch, options)
-        # A task of few steps would measure its begin: memory that the task before gave back to the system.
+        # A task of few steps would measure its beginning: memory that the task before gave back to the system.
         counts = {name: enough(run, 1, 0.1) if options.quick else enough(run, STEPS, SECONDS) for name, run in ways.items()}
         samples = interleave(
             {name: timed(partial(run, counts[name]), counts[name]) for name, run in ways.items()}, options.times(3)

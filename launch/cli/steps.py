@@ -43,7 +43,7 @@ class StepsLive:
         )
 
     def begin(self, step: str) -> None:
-        """Draw the begin of a step."""
+        """Draw the beginning of a step."""
         self.steps.begin(step)
         if self._live.is_started:
             self._live.refresh()

@@ -25,7 +25,7 @@ OBSERVER = ("accuracy", "accuracy_worst", "accuracy_minority", "accuracy_central
 
 
 class Tracker(ABC):
-    """A callback of `dpcfl.run` that also hears of the begin and the end of a run.
+    """A callback of `dpcfl.run` that is also called at the beginning and at the end of a run.
 
     Trackers run in the experimenter's process. They see test accuracies and true clusters, which the server of a run never may:
     do not let the server's operator read them during a run. A tracker serves one run at a time.
