@@ -13,7 +13,7 @@ def packaged_names() -> list[str]:
 
 
 def packaged() -> dict[str, str]:
-    """Return the first comment of each packaged configuration, by name."""
+    """Return the first line of each packaged configuration, a comment that describes it, by name."""
     found = {}
     for name in packaged_names():
         first, _, _ = (PACKAGED / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")

@@ -16,7 +16,7 @@ from dpcfl_net.algorithms.base import registry
 from dpcfl_net.algorithms.client_level import ClientLevel
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config, config_schema
-from dpcfl_net.experiment.packaged import packaged_names
+from dpcfl_net.experiment.packaged import packaged, packaged_names
 
 
 def problems(**changes) -> list[str]:
@@ -260,6 +260,11 @@ def test_a_configuration_is_found_by_path_or_by_name(tmp_path, monkeypatch):
     assert config.find("quickstart.yaml") == Path("quickstart.yaml"), "a file takes precedence over a name"
     with pytest.raises(ConfigError, match="no such configuration file: quikstart; did you mean 'quickstart'"):
         config.find("quikstart")
+
+
+def test_the_first_line_of_every_packaged_configuration_is_a_whole_sentence():
+    """`dpcfl configs` prints it."""
+    assert [name for name, description in packaged().items() if not description.endswith(".")] == []
 
 
 def test_overrides_are_texts_or_mappings_with_dotted_or_nested_keys():
