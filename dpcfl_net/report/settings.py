@@ -40,7 +40,7 @@ def repeat_command(view: RunView) -> Pair:
     said = (
         "The noise is seeded: it gives the same bits on the same kind of processor with the same versions."
         if seeded
-        else "Same job and data; noise comes from the operating system, so the figures differ a little."
+        else "A new job with the same settings and data; noise comes from the operating system, so the figures differ a little."
     )
     return f"dpcfl run {shlex.quote(str(RunFolder(view.folder).config))}", said
 
