@@ -202,7 +202,10 @@ class RuntimeSettings(Section):
         default=None, gt=0, le=1, description="fraction of a GPU's memory that one worker may allocate; null: no limit"
     )
     round_timeout_s: float = Field(
-        default=600, gt=0, le=MOST_SECONDS, description="seconds after which a client without an answer is missing"
+        default=600,
+        gt=0,
+        le=MOST_SECONDS,
+        description="seconds from its turn to compute after which a client without an answer is missing",
     )
     join_timeout_s: float = Field(
         default=120, gt=0, le=MOST_SECONDS, description="seconds that the coordinator waits for its clients"
