@@ -17,9 +17,14 @@ from cli_cases import call
 from conftest import ROOT, dpcfl, only_run, write_config
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.roster import MOST_EPSILON
+from dpcfl_net.data.settings import MOST_CLIENTS
+from dpcfl_net.experiment import config_schema
 from dpcfl_net.experiment.config import load
 from dpcfl_net.launch.cli import main
+from dpcfl_net.launch.cli.commands import parameters
 from dpcfl_net.launch.new_run import new_folder
+from dpcfl_net.launch.sweep_axes import MOST_CELLS
 from dpcfl_net.transport.keys import make_keys
 
 
@@ -33,6 +38,14 @@ def test_help_and_import_load_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_options_have_the_limits_of_the_configuration_and_of_sweeps():
+    assert parameters.MOST_CLIENTS == MOST_CLIENTS
+    assert parameters.MOST_EPSILON == MOST_EPSILON
+    assert parameters.MOST_CELLS == MOST_CELLS
+    for name in ("MOST_SECONDS", "MOST_ROUNDS", "MOST_AGGREGATORS"):
+        assert getattr(parameters, name) == getattr(config_schema, name)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from dpcfl_net.launch.cli.commands import completion
+from dpcfl_net.launch.cli.commands.parameters import at_most
 from dpcfl_net.launch.cli.commands.parameters import delta as check_delta
 from dpcfl_net.launch.cli.commands.parameters import epsilon as check_epsilon
 
@@ -33,10 +34,8 @@ class AccountCommand(TyperCommand):
 
 
 def _noise(value: float | None) -> float | None:
-    """Refuse a noise multiplier that is not above 0 and at most a million."""
-    if value is not None and not 0 < value <= 1e6:
-        raise typer.BadParameter(f"{value:g} is not above 0 and at most 1,000,000")
-    return value
+    """Refuse a noise multiplier outside (0, a million]."""
+    return at_most(value, 1_000_000)
 
 
 def account(

@@ -10,7 +10,9 @@ import typer
 
 from dpcfl_net.launch.cli.commands import completion
 
-MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS, MOST_EPSILON = 1_000_000, 1_000_000, 100_000, 100_000  # as in the configuration
+# As in the configuration and in sweeps, whose modules are not imported for `--help`; a test compares them.
+MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS, MOST_EPSILON = 1_000_000, 1_000_000, 100_000, 100_000
+MOST_AGGREGATORS, MOST_CELLS = 1_000, 5_000
 
 
 def above_zero(value: float) -> float:

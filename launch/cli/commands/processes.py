@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from dpcfl_net.launch.cli.commands.parameters import (
+    MOST_AGGREGATORS,
     MOST_CLIENTS,
     MOST_ROUNDS,
     LogLevel,
@@ -31,7 +32,9 @@ OrphanTimeout = Annotated[float, typer.Option(callback=seconds, help="exit after
 def keygen(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the keys")],
     clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")],
-    aggregators: Annotated[int, typer.Option(min=0, max=1_000, help="number of aggregators (runtime.aggregators)")] = 0,
+    aggregators: Annotated[
+        int, typer.Option(min=0, max=MOST_AGGREGATORS, help="number of aggregators (runtime.aggregators)")
+    ] = 0,
     identities: Annotated[
         bool, typer.Option(help="also create the keys with which clients sign (privacy.trust secure-aggregation)")
     ] = False,
@@ -86,7 +89,7 @@ def coordinator(
 
 def aggregator(
     protocol: ProtocolFile,
-    number: Annotated[int, typer.Option(min=0, max=999, help="number of this aggregator in the job, from 0")],
+    number: Annotated[int, typer.Option(min=0, max=MOST_AGGREGATORS - 1, help="number of this aggregator in the job, from 0")],
     bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5702")],
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder in which aggregator_NNNN/ has its key pair")],

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcfl_net.launch.cli.commands.parameters import AsJson
+from dpcfl_net.launch.cli.commands.parameters import MOST_CELLS, AsJson
 
 WHOLE = ("all", "matrix")
 
@@ -31,7 +31,7 @@ def reproduce(
         typer.Option(metavar="TIME", help="start no figure and no run after it, e.g. 2h; repeat the command to continue"),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, max=5_000, help="runs of a figure at once; they share the cores of this machine")
+        int, typer.Option(min=1, max=MOST_CELLS, help="runs of a figure at once; they share the cores of this machine")
     ] = 1,
     earlier: Annotated[
         Path | None,

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from dpcfl_net.launch.cli.commands import completion
-from dpcfl_net.launch.cli.commands.parameters import Account, AsJson, Config, LogLevel, Memory, Partition, Quiet, SlurmOptions
+from dpcfl_net.launch.cli.commands.parameters import (
+    MOST_CELLS,
+    Account,
+    AsJson,
+    Config,
+    LogLevel,
+    Memory,
+    Partition,
+    Quiet,
+    SlurmOptions,
+)
 
 
 def sweep(
@@ -26,7 +36,7 @@ def sweep(
     ),
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, max=5_000, help="cells at once; default: 1 on this machine, else as many as fit"),
+        typer.Option(min=1, max=MOST_CELLS, help="cells at once; default: 1 on this machine, else as many as fit"),
     ] = None,
     on: Annotated[
         str,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpcfl_net.launch.cli.commands import completion
-from dpcfl_net.launch.cli.commands.parameters import AsJson, Config, LogLevel, Overrides, Quiet
+from dpcfl_net.launch.cli.commands.parameters import MOST_CELLS, AsJson, Config, LogLevel, Overrides, Quiet
 
 
 def tune(
@@ -32,7 +32,7 @@ def tune(
         ),
     ] = "grid",
     trials: Annotated[
-        int | None, typer.Option(min=1, max=5_000, help="trials of each algorithm; default: the whole grid")
+        int | None, typer.Option(min=1, max=MOST_CELLS, help="trials of each algorithm; default: the whole grid")
     ] = None,
     search_seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="seed of random and optuna")] = 0,
     score: Annotated[
@@ -55,7 +55,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="parent of the tuning's folder and of the run store shared with sweeps")] = Path(
         "runs"
     ),
-    jobs: Annotated[int, typer.Option(min=1, max=5_000, help="runs at once; they share the cores of this machine")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=MOST_CELLS, help="runs at once; they share the cores of this machine")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the trials that are known; start nothing")] = False,
     as_json: AsJson = False,
     log_level: LogLevel = None,
