@@ -92,7 +92,7 @@ class ClientLevel(Algorithm):
         if sampling == "fixed" and adjacency != "replace-one":
             why = "the size of a fixed sample does not depend on the clients, so only replacement can be protected"
             problems.append(f"algorithm.sampling is 'fixed': needs privacy.adjacency replace-one, since {why}")
-        if sampling == "fixed" and abs(per_round - round(per_round)) > 1e-9:
+        if (sampling == "fixed" or options.sampling == "visible") and abs(per_round - round(per_round)) > 1e-9:
             problems.append(
                 f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} clients is not a whole number"
             )
@@ -112,13 +112,8 @@ class ClientLevel(Algorithm):
             holds_state: True if a client's release depends on earlier rounds in which it took part.
         """
         secure, visible, problems = setting.privacy.secure, options.sampling == "visible", []
-        per_round = options.sampling_rate * setting.clients
         if visible and not secure:
             problems.append("algorithm.sampling is 'visible': needs privacy.trust secure-aggregation")
-        if visible and abs(per_round - round(per_round)) > 1e-9:
-            problems.append(
-                f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} clients is not a whole number"
-            )
         if visible and holds_state:
             problems.append(
                 "algorithm.sampling is 'visible': must be poisson, since clients keep a state, which only secret coins hide"
@@ -147,12 +142,7 @@ class ClientLevel(Algorithm):
         """List one release for each round: raw to the trusted server, or masked."""
         if not self.secure:
             return [RawSlot("raw")] * self.protocol.rounds
-        rounds = (
-            self.protocol.rounds
-            if self.coin < 1 or self._each == len(self.clients)
-            else ceil(self.protocol.rounds / (len(self.clients) // self._each))
-        )
-        return secure_rounds(SecureSlot("masked", self.coin), rounds)
+        return secure_rounds(SecureSlot("masked", self.coin), ceil(self.protocol.rounds / self._cycle))
 
     def central_plan(self) -> list[Slot]:
         return [] if self.secure else [round_slot(self.options, self.setting)] * self.protocol.rounds
@@ -160,24 +150,27 @@ class ClientLevel(Algorithm):
     # ---- secure sums
 
     @property
-    def _each(self) -> int:
-        """Number of clients in a round of the public schedule."""
-        return round(self.clients_per_round)
+    def _participants(self) -> int:
+        """Number of clients that send in a round: all with secret coins, q n by the public schedule."""
+        return round(self.clients_per_round) if self.options.sampling == "visible" else len(self.clients)
+
+    @property
+    def _cycle(self) -> int:
+        """Rounds in which each client sends at most once: 1 with secret coins."""
+        return len(self.clients) // self._participants
 
     def secure_group(self, t: int) -> tuple[int, ...]:
         """Return the clients of a round: all with secret coins; by the public schedule each at most once a cycle of rounds."""
         if self.options.sampling != "visible":
             return tuple(self.clients)
-        rounds = len(self.clients) // self._each
-        cycle, place = divmod(t - 1, rounds)
+        cycle, place = divmod(t - 1, self._cycle)
         seed = derive_seed(self.protocol.server_seed.encode(), f"participants {cycle}")
         order = np.random.Generator(np.random.Philox(seed)).permutation(self.clients)
-        return tuple(sorted(order[place * self._each : (place + 1) * self._each].tolist()))
+        return tuple(sorted(order[place * self._participants : (place + 1) * self._participants].tolist()))
 
     def secure_code(self, participants: int) -> SumCode | None:
-        in_a_round = self._each if self.options.sampling == "visible" else len(self.clients)
         honest = honest_shares(participants, self.setting.privacy)
-        if not self.secure or participants != in_a_round or honest < 1:
+        if not self.secure or participants != self._participants or honest < 1:
             return None
         sums = self.new_sums()
         return SumCode(

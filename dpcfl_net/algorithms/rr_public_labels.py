@@ -120,13 +120,13 @@ class PublicLabels(ClientLevel):
         """
         answers = me.call(self.name_cluster, {client: {"models": models} for client in self.clients})
         losses = [answers[i]["losses"] if i in answers else None for i in self.clients]
+        sent = [None if own is None else int(np.argmin(own)) for own in losses]
         if self.options.labels == "exponential":
             named = me.chosen_labels(LABELS, losses, self.options.labels_loss_range)
         else:
-            named = me.randomised_labels(LABELS, [None if own is None else int(np.argmin(own)) for own in losses])
+            named = me.randomised_labels(LABELS, sent)
         least = math.ceil(self.options.min_cluster_size / self.options.sampling_rate - 1e-9)
         placed = rebalance(named, self.options.clusters, least, me.rng(LABELS, "rebalancing"), "surplus")
-        sent = [None if own is None else int(np.argmin(own)) for own in losses]
         kinds = {"as sent": sent, "as released": named.tolist(), "as placed": placed.tolist()}
         me.show_observer(clients=list(self.clients), labels=kinds)
         return Release(labels=placed.astype(np.int64))
