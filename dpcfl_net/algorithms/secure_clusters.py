@@ -20,6 +20,7 @@ from dpcfl_net.federation.secure.stages import MASKED, MASKING, secure_rounds
 from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import SecureSlot, Slot, given
 
+FREE_PACE = "privacy.trust is 'secure-aggregation': local.pace must be 'free', got {!r}: secure sums take no padded batches"
 WITHOUT_SURVIVORS = (
     "the secure sum of a cluster is over its clients whose masked vector arrived; with fewer than the threshold it is aborted, and "
     "the cluster keeps its model in that round"
@@ -54,7 +55,7 @@ class SecureClusters(FromModel):
             why = "a secure sum is one step: after a step with a share of the noise, the next one would have no guarantee"
             problems.append(f"local.epochs is {local.epochs}: must be 1 with privacy.trust secure-aggregation, since {why}")
         if local.pace != "free":
-            problems.append(f"local.pace is {local.pace!r}: must be free with privacy.trust secure-aggregation")
+            problems.append(FREE_PACE.format(local.pace))
         if getattr(options, "asynchronous", None) is not None:
             problems.append(
                 "algorithm.asynchronous: must be null with privacy.trust secure-aggregation, whose sums need a round"

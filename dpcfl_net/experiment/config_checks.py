@@ -299,10 +299,14 @@ def _client_audit_problems(config: Config, asked: str) -> list[str]:
         problems.append(
             f"{asked} algorithm.sampling must not be 'visible': the audit knows one update of each client in every sum"
         )
-    if able.asynchronous or able.holds_state or able.shared_models:
+    others = {
+        "is asynchronous": able.asynchronous,
+        "keeps a state in its clients": able.holds_state,
+        "trains more than one model in a task": able.shared_models > 0,
+    }
+    if why := " and ".join(text for text, holds in others.items() if holds):
         problems.append(
-            f"{asked} {name} with these options is asynchronous, keeps a state in its clients or trains more than one model in a task, "
-            "and the audit knows one update of each client in the sum of one secret sample"
+            f"{asked} {name} with these options {why}, and the audit knows one update of each client in the sum of one secret sample"
         )
     if audit.client != "all":
         problems.append(

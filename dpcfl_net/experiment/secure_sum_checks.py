@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dpcfl_net.algorithms.secure_clusters import FREE_PACE
 from dpcfl_net.experiment.config_schema import Config
 
 
@@ -28,7 +29,7 @@ def secure_sum_problems(config: Config) -> list[str]:
     if up.form != "float32":
         problems.append(f"{asked} communication.up must be float32, got {up.form!r}: clients send masked integers of 32 bits")
     if config.local.pace != "free":
-        problems.append(f"{asked} local.pace must be 'free', got {config.local.pace!r}: secure sums take no padded batches")
+        problems.append(FREE_PACE.format(config.local.pace))
     if config.ledger.scope != "run":
         problems.append(
             f"{asked} ledger.scope must be 'run', got {config.ledger.scope!r}: the distance of the noise from a Gaussian is reserved in "

@@ -81,6 +81,23 @@ def test_settings_that_cannot_be_combined_are_sentences(changes, said):
     assert any(said in problem for problem in caught.value.problems)
 
 
+def test_a_pace_that_secure_sums_cannot_have_is_named_once():
+    algorithm, privacy = {"name": "r-dpcfl", "clusters": 2}, {"epsilon": 5, "delta": 1e-4, "trust": "secure-aggregation"}
+    with pytest.raises(ConfigError) as caught:
+        config.resolve({**SMALL, "algorithm": algorithm, "privacy": privacy, "local": {**SMALL["local"], "pace": "constant"}})
+    assert ["local.pace" in problem for problem in caught.value.problems] == [True]
+
+
+def test_an_audit_of_whole_clients_names_the_reason_that_holds():
+    changes = {
+        "audit": {"canaries": 3},
+        "output": {"transcript": "full"},
+        "algorithm": {"name": "dp-fedper", "sampling_rate": 0.5},
+    }
+    with pytest.raises(ConfigError, match="dp-fedper with these options keeps a state in its clients, and the audit knows"):
+        config.resolve(document(**changes))
+
+
 def test_whole_clients_are_audited_only_in_sums_whose_layout_is_known(keys):
     with pytest.raises(ConfigError, match="secure_algorithm:SecureMean is not derived from"):
         job_of(keys, audit={"canaries": 3}, output={"transcript": "full"})
