@@ -116,10 +116,10 @@ def _traced(target: Target, rng: Random, result: FuzzResult) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and print a line for every target; returns 1 if a property is violated."""
     parser = argparse.ArgumentParser(prog="python -m dpcfl_net.adversaries.fuzz", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--inputs", type=int, default=100_000, help="messages, files and payloads in all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--inputs", type=int, default=100_000, help="messages, files and payloads in all (default 100,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all inputs (default 0)")
     parser.add_argument("--target", help="fuzz only this target, with all inputs")
-    parser.add_argument("--first", type=int, default=0, help="number of the first run")
+    parser.add_argument("--first", type=int, default=0, help="number of the first run (default 0); a finding names it")
     asked = parser.parse_args(arguments)
     if asked.inputs < 1:
         parser.error(f"--inputs is {asked.inputs}: must be at least 1")

@@ -150,7 +150,7 @@ SCRIPT = (
     SumAttack("exchanged", "two clients' signed keys exchanged", "secure_shares", _exchanged),
     SumAttack("old-keys", "keys that a client signed in an earlier round", "secure_shares", _old),
     SumAttack("own-keys", "the server's key under the client's own name", "secure_shares", _own),
-    SumAttack("few-present", "a holder less than it takes to restore a secret", "secure_shares", _few("present")),
+    SumAttack("few-present", "one holder fewer than it takes to restore a secret", "secure_shares", _few("present")),
     SumAttack("few-boxes", "the same when vectors are masked", "masked", _few("present")),
     SumAttack("other-model", "the masked step again with another model", "masked", _other_model, after=True),
     SumAttack("other-present", "the masked step again without one client", "masked", _without_another("present"), after=True),
