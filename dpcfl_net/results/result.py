@@ -79,7 +79,7 @@ def read_result(folder: Path) -> Result:
     if run.get("state") != "finished":
         rounds = run.get("rounds_done", 0)
         done = f"{actual_state(folder, run)} after {rounds} round{'' if rounds == 1 else 's'}"
-        raise ConfigError(f"{folder} is {done}; only finished runs compare: {resume_command(folder)}")
+        raise ConfigError(f"{folder} is {done}; only finished runs can be compared: {resume_command(folder)}")
     check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)
     privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"
     check_fields(privacy, path, {"epsilon": (float,)})

@@ -489,7 +489,7 @@ def test_unequal_runs_are_refused_with_the_reason_until_forced(reader: Client) -
 def test_other_comparisons_say_what_is_missing(follower: Client, tmp_path: Path) -> None:
     write_start(tmp_path / "young")
     got = follower.get(f"/compare?id={follower.id('young')}")
-    assert (got.status, "only finished runs compare" in got.text) == (409, True)
+    assert (got.status, "only finished runs can be compared" in got.text) == (409, True)
     for query in ("", "?id=nothing", f"?id={follower.id('young')}&id=nothing"):
         assert follower.get(f"/compare{query}").status == 404
     assert follower.get("/compare?" + "&".join(["id=x"] * 600)).status == 400
