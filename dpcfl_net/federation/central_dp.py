@@ -24,9 +24,9 @@ from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.slots import Slot, for_clients, slot_of
 
-CENTRAL_SERVER = "curator"
+CENTRAL_SERVER = "curator"  # role in the ledger, and name of its folder
 PUBLISHED = "published"  # in the folder of the server's ledger
-NOBODY = -1  # client id of the gate of a trusted server, which is not in the roster
+SERVER_ID = -1  # in place of a client id, in the gate of a trusted server
 
 
 def published(ledger: Path) -> Iterator[tuple[int, str, Arrays]]:
@@ -75,7 +75,7 @@ class CentralDPServer:
         self._shown_in = 0
         plan, noise = for_clients(algorithm.central_plan(), protocol.clients), protocol.curator_noise_multiplier
         # Computed again, a release could differ: it depends on the clients that answer.
-        spec = GateSpec.of(protocol, NOBODY, plan, self._steps, noise, noise_seed=noise_seed, most_stored=None)
+        spec = GateSpec.of(protocol, SERVER_ID, plan, self._steps, noise, noise_seed=noise_seed, most_stored=None)
         self.gate = Gate(spec, ledger)
 
     @classmethod

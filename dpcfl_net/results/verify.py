@@ -15,7 +15,7 @@ from dpcfl_net.core.protocol import FORMAT
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import Job, read_job
-from dpcfl_net.federation.central_dp import CENTRAL_SERVER, NOBODY
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER, SERVER_ID
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unmet_condition
 from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.chain import read_ledger
@@ -75,7 +75,7 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
 
 
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
-    """Check chains, counters and plan of all ledgers; `NOBODY` owns a trusted server's ledger, and clients that were never sampled may have none."""
+    """Check chains, counters and plan of all ledgers; a trusted server has one, and clients that were never sampled may have none."""
     own, adjacency = digest(job.protocol), job.protocol.privacy.adjacency
     trusted = job.protocol.privacy.central
     problems: list[str] = []
@@ -83,7 +83,7 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     charged: dict[int, list[Any]] = {}
     for owner, where, plan_of, noise in _owners(folder, job):
         if not where.exists():
-            if not trusted or owner == NOBODY:
+            if not trusted or owner == SERVER_ID:
                 problems.append(
                     f"{_name(owner)}: no ledger in {where}: it never started, its ledger is on another machine, or was removed"
                     + _if_before_the_first_round(folder)
@@ -114,7 +114,7 @@ def _owners(folder: Path, job: Job) -> Iterator[tuple[int, Path, Callable[[], li
         yield entry.id, files.ledger(client_key(entry.id)), partial(algorithm.plan, entry), entry.noise_multiplier
     if protocol.privacy.central:
         plan = partial(for_clients, algorithm.central_plan(), protocol.clients)
-        yield NOBODY, files.ledger(CENTRAL_SERVER), plan, protocol.curator_noise_multiplier
+        yield SERVER_ID, files.ledger(CENTRAL_SERVER), plan, protocol.curator_noise_multiplier
 
 
 def _beyond_plan(owner: int, lines: list[Any], plan: list[Slot], events: dict[str, Event]) -> list[str]:
@@ -131,7 +131,7 @@ def _beyond_plan(owner: int, lines: list[Any], plan: list[Slot], events: dict[st
 
 
 def _name(owner: int) -> str:
-    return "the trusted server" if owner == NOBODY else f"client {owner}"
+    return "the trusted server" if owner == SERVER_ID else f"client {owner}"
 
 
 def _conditions(job: Job) -> Check:
@@ -151,7 +151,8 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
     paid = {client: [event for line in lines for event in line.events] for client, lines in charged.items()}
     if privacy.central:  # clients send raw updates; the server's ledger holds what it published
-        published, clients = charged.get(NOBODY, []), job.protocol.clients if job.algorithm.capabilities.participations else [0]
+        published = charged.get(SERVER_ID, [])
+        clients = job.protocol.clients if job.algorithm.capabilities.participations else [0]
         paid = {c: [event for _, events in charges_to(published, job, c) for event in events] for c in clients}
     reasons = {event.unprotected for events in paid.values() for event in events if event.unprotected}
     known: dict[tuple[Event, ...], float] = {}
@@ -193,7 +194,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     if job.protocol.format != FORMAT:
         why = f"the job has format {job.protocol.format}, whose payload hashes are SHA-256: verify with the version that ran it"
         return [whole, Check("messages: debited, charged for the models shown, and as answered", None, f"not checked: {why}")]
-    own = {client: lines for client, lines in charged.items() if client != NOBODY}
+    own = {client: lines for client, lines in charged.items() if client != SERVER_ID}
     return [whole, _debited(records, own), *_models(folder, job, records, own), *_contents(folder, records, charged)]
 
 
@@ -263,7 +264,7 @@ def _contents(folder: Path, records: list[transcript.Record], charged: dict[int,
         if refused and not changed:
             detail += f"; messages that arrived damaged and were not accepted: {refused}"
         checks.append(Check("messages: kept bytes have the hashes in their headers", not changed, detail))
-    compared, other = other_than_answered(records, charged, {c: ledger_folder(folder, c) for c in charged if c != NOBODY})
+    compared, other = other_than_answered(records, charged, {c: ledger_folder(folder, c) for c in charged if c != SERVER_ID})
     if compared or other:
         detail = other[0] if other else f"{compared} releases compared with the answers that clients keep of their last rounds"
         checks.append(Check("messages: releases are those that the clients answered", not other, detail))
