@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -58,12 +58,9 @@ def run_aggregator(spec: AggregatorSpec) -> None:
     records = ServerRecords(spec.folder, protocol, algorithm)
     with contextlib.closing(records), _client_endpoint(spec, algorithm, entry, pair, records) as endpoint:
         write_atomically(RunFolder(spec.folder).address(aggregator_key(spec.number)), endpoint.address)
-        limits = CallLimits(0.0, spec.round_timeout_s, spec.join_timeout_s)
-        launcher = LauncherLink(lost=LauncherNews(open_pipe(spec.lost)).lost_clients)
-        fed = AggregatorFederation(algorithm, entry.clients, endpoint, limits, launcher, records.warn)
-        fed.join()
         messages = GroupMessages(algorithm)
-        uplink = ClientEndpoint(
+        # Connects now, so that a wrong address shows before the clients have joined; the coordinator hears of it when they have.
+        coordinator = ClientEndpoint(
             spec.connect,
             Link.of(protocol, pair, protocol.coordinator_key),
             client=spec.number,
@@ -71,8 +68,21 @@ def run_aggregator(spec: AggregatorSpec) -> None:
             check=messages.check_task,
             on_failure=lambda failure: _log.warning("refused a message: %s %s", failure.get("code"), failure.get("reason", "")),
             times=ClientTimes(orphan_timeout_s=spec.orphan_timeout_s),
+            announces=False,
         )
-        _serve(fed, Uplink(uplink))
+        limits = CallLimits(0.0, spec.round_timeout_s, spec.join_timeout_s)
+        news = LauncherNews(open_pipe(spec.lost))
+        with contextlib.closing(Uplink(coordinator)) as uplink:
+
+            def lost() -> Sequence[int]:
+                uplink.check()
+                return news.lost_clients()
+
+            launcher = LauncherLink(lost=lost)
+            fed = AggregatorFederation(algorithm, entry.clients, endpoint, limits, launcher, records.warn)
+            fed.join()
+            uplink.announce()
+            _serve(fed, uplink)
         fed.goodbye()
 
 
@@ -90,12 +100,11 @@ def _client_endpoint(
 
 def _serve(fed: AggregatorFederation, uplink: Uplink) -> None:
     """Answer the coordinator's tasks until it says goodbye; clients are heard in between."""
-    with contextlib.closing(uplink):
-        while (event := uplink.newest()) is not None:
-            if isinstance(event, ClientEvent):
-                uplink.answer(event.id, fed.answer(event.round, event.task, event.tensors))
-            else:
-                fed.idle(IDLE_S)
+    while (event := uplink.newest()) is not None:
+        if isinstance(event, ClientEvent):
+            uplink.answer(event.id, fed.answer(event.round, event.task, event.tensors))
+        else:
+            fed.idle(IDLE_S)
 
 
 class Uplink:
@@ -111,8 +120,19 @@ class Uplink:
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = WakePipe()
         self._stop = False
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._talk, name="uplink", daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error that ended the thread, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    def announce(self) -> None:
+        """Tell the coordinator that the aggregator is there."""
+        self._calls.append(self._endpoint.announce)
+        self._wake.wake()
 
     def newest(self) -> ClientEvent | bool | None:
         """Return the newest task, False if there is none, and None after goodbye; raises the errors of the thread."""
@@ -149,6 +169,7 @@ class Uplink:
                 while not self._stop and self._converse(endpoint):
                     pass
         except BaseException as error:
+            self._error = error
             self._tasks.put(error)
         else:
             self._tasks.put(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import OrderedDict
@@ -45,7 +46,10 @@ from dpcfl_net.transport.sockets import (
     send,
 )
 
+_log = logging.getLogger(__name__)
+
 HELLO_S = 1.0
+SILENT_S = 5.0  # without a first connection, after which the log says so
 WATCH_S = 0.1  # between looks at the connection, which a system call answers
 MOST_RESULTS = 2  # without a receipt: that of the last task and one of a task before it, which may be late
 
@@ -124,6 +128,7 @@ class ClientEndpoint:
         check: Called with (task name, tensors) before a task is delivered; raises Refused to reject it.
         on_failure: Called with {"time", "peer", "code", "reason"} for each broken message.
         times: Time limits and intervals.
+        announces: False: connect, and say HELLO after `announce`. Until then a connection that is up counts as heard.
 
     Attributes:
         welcomed: True if the coordinator has accepted this connection.
@@ -143,6 +148,7 @@ class ClientEndpoint:
         check: Callable[[str, dict[str, np.ndarray]], None] | None = None,
         on_failure: Callable[[dict[str, Any]], None] | None = None,
         times: ClientTimes = ClientTimes(),
+        announces: bool = True,
     ) -> None:
         require_safe(connect, link.security)
         if link.security == "curve" and (link.keys is None or link.server_key is None):
@@ -151,7 +157,7 @@ class ClientEndpoint:
         self._message_log = MessageLog(on_failure)
         self.failures = self._message_log.failures
         self._client, self._template, self._check = client, task_template, check
-        self._times = times
+        self._times, self._announces = times, announces
         self._stamp = Stamp(link.run, link.job)
         self._channel = Channel(self._stamp, self._send)
         self._phase = self._told_phase = "idle"
@@ -164,6 +170,7 @@ class ClientEndpoint:
         self._next_heartbeat = self._next_hello = self._next_watch = self._task_begun = self._duplicate_since = 0.0
         self._clock = AwakeClock()  # a pause of this process does not count as silence of the coordinator
         self._heard = self._clock.now()
+        self._tell_silence = True  # once, before the first connection
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER)
@@ -266,6 +273,10 @@ class ClientEndpoint:
         self._poller.register(key, zmq.POLLIN)
         self._sources[key] = callback
 
+    def announce(self) -> None:
+        """Say HELLO on this connection and on later ones, if `announces` was False."""
+        self._announces = True
+
     def bye(self) -> None:
         """Tell the coordinator that this worker leaves."""
         if self.welcomed:
@@ -297,7 +308,7 @@ class ClientEndpoint:
         """Start a new connection: new boot id, empty state, HELLO."""
         self._stamp.renew()
         self._channel.restart()
-        self._connected, self.welcomed, self._server_boot = True, False, ""
+        self._connected, self.welcomed, self._server_boot, self._tell_silence = True, False, "", False
         self._hellos.clear()
         self._unacknowledged = None  # the task comes again
         self._next_hello = 0.0
@@ -314,7 +325,7 @@ class ClientEndpoint:
         if now >= self._next_watch:
             self._next_watch = now + WATCH_S
             self._watch()
-        if self._connected and not self.welcomed and now >= self._next_hello:
+        if self._connected and self._announces and not self.welcomed and now >= self._next_hello:
             self._hello(now)
         if self._unacknowledged is not None:
             if now >= self._unacknowledged[1]:
@@ -339,9 +350,19 @@ class ClientEndpoint:
         if (flood := self._connection.flood()) is not None:
             self._message_log.failed("coordinator", WireError("flood", flood))
         self._connection.require_handshake()
-        if self._clock.now() - self._heard > self._times.orphan_timeout_s:
-            where = self._socket.get_string(zmq.LAST_ENDPOINT)
-            raise RunFailed(f"nothing was heard from the coordinator at {where} for {self._times.orphan_timeout_s:g} s")
+        now, limit_s = self._clock.now(), self._times.orphan_timeout_s
+        if self._connected and not self._announces:
+            self._heard = now
+        silent_s = now - self._heard
+        if silent_s > limit_s:
+            raise RunFailed(f"nothing was heard from the coordinator at {self._where()} for {limit_s:g} s")
+        if self._tell_silence and silent_s > SILENT_S:
+            self._tell_silence = False
+            _log.warning("nothing is heard from the coordinator at %s: waiting up to %g s for it", self._where(), limit_s)
+
+    def _where(self) -> str:
+        """Address of the coordinator."""
+        return self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def _pump(self) -> bool:
         return self.welcomed and not self._channel.pump()

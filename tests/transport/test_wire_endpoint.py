@@ -679,6 +679,23 @@ def test_client_without_a_coordinator_leaves_by_itself() -> None:
         client.poll(10)
 
 
+def test_a_silent_address_is_logged_before_the_client_gives_up(monkeypatch, caplog) -> None:
+    monkeypatch.setattr("dpcfl_net.transport.client.SILENT_S", 0.1)
+    with closed_port() as port, make_client(address := f"tcp://127.0.0.1:{port}", orphan_timeout_s=60) as client:
+        client.poll(0.8)
+    assert caplog.messages == [f"nothing is heard from the coordinator at {address}: waiting up to 60 s for it"]
+
+
+def test_a_client_that_does_not_announce_itself_yet_has_a_connection_and_no_place(server: ServerEndpoint, caplog) -> None:
+    with make_client(server.address, announces=False, orphan_timeout_s=0.5) as client:
+        ends, until = Ends(server, client), time.monotonic() + 1.0
+        ends.until(lambda: time.monotonic() > until)
+        assert not server.ready
+        client.announce()
+        ends.joined()
+    assert not caplog.messages
+
+
 def accepting(act: Callable[[socket.socket], object]) -> socket.socket:
     """Listen, and apply a function to each accepted connection."""
     listener = socket.create_server(("127.0.0.1", 0))
