@@ -109,10 +109,13 @@ def allowed_keys(path: str, keys: Iterable[str]) -> list[str]:
 def nearest_key(path: str, keys: Iterable[str]) -> str | None:
     """Return the known key nearest to a mistyped one.
 
-    Compares the last word within the same section first, then the whole key, then the last word in any section.
+    Compares the last word within the same section first, then the whole key, then the last word in any section. A word of one letter
+    is near to nothing.
     """
     keys = list(dict.fromkeys(keys))
     section, _, last = path.rpartition(".")
+    if len(last) == 1:
+        return None
     here = {key.rpartition(".")[2]: key for key in reversed(keys) if key.rpartition(".")[0] == section}
     if (name := nearest(last, here)) is not None:
         return here[name]

@@ -13,7 +13,8 @@ def nearest(word: str, names: Iterable[str], most: int | None = None) -> str | N
     Args:
         word: The mistyped word.
         names: Known names. Ties are broken by the longer common prefix, then by order.
-        most: Largest allowed `distance`; None for a third of the word's length, at least 1.
+        most: Largest allowed `distance`; None for a third of the word's length, at least 1. A name that shares no
+            letter with the word is never near.
 
     Returns:
         The nearest name; None if none is near enough.
@@ -24,7 +25,8 @@ def nearest(word: str, names: Iterable[str], most: int | None = None) -> str | N
     if not found:
         return None
     edits, _, name = min(found, key=lambda item: item[:2])
-    return name if edits <= (max(1, len(word) // 3) if most is None else most) else None
+    most = max(1, len(word) // 3) if most is None else most
+    return name if edits <= min(most, len(word) - 1) else None
 
 
 def hint(word: str, names: Iterable[str]) -> str:

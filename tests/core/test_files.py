@@ -111,6 +111,10 @@ def test_the_nearest_name(word, name):
     assert hint(word, ALGORITHMS) == (f"; did you mean {name!r}?" if name else "")
 
 
+def test_a_name_without_a_letter_of_the_word_is_not_near():
+    assert [nearest(word, ["y", "lr", "K"]) for word in ("q", "b", "k", "lx", "qx")] == [None, None, "K", "lr", None]
+
+
 def test_of_equally_near_names_the_one_that_begins_alike_is_meant():
     assert nearest("fig33", ["fig13", "fig3"]) == "fig3"
 

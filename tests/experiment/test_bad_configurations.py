@@ -174,6 +174,8 @@ WORDS = [
     ("algorithm.clustering.space", "pca", ["algorithm.clustering.space is 'pca'", "'spectral'"]),
     ("algorithm.warm_start", "yes", ["algorithm.warm_start is 'yes'", "must be true or false"]),
     ("algorithm.warm_start", "on", ["algorithm.warm_start is 'on'", "must be true or false"]),
+    ("q", "5", ["unknown key 'q': must be one of name, seed, data"]),
+    ("local.b", "5", ["unknown key 'local.b': must be one of epochs, batch_size, lr"]),
     ("algorithm.cluster", "4", ["unknown key 'algorithm.cluster'", "did you mean 'algorithm.clusters'?"]),
     ("algorithm.epsilonn", "5", ["unknown key 'algorithm.epsilonn'", "did you mean 'privacy.epsilon'?"]),
     ("algorithm.tilt", "5", ["unknown key 'algorithm.tilt'", "an option of em-fdro"]),
