@@ -75,12 +75,14 @@ def measure(
         Their lines in the order of the cells, then earlier lines of other runs.
 
     Raises:
-        ConfigError: If an earlier line is of other settings than the run that it names.
+        ConfigError: If an earlier line is of other settings than the run that it names, occurs twice, or names a run that this
+            figure does not have, as with a misspelt system.
         OutOfTime: If the figure needs all runs and some are missing.
     """
     earlier = context.earlier()
     known = _by_run(figure, earlier.rows)
     plans = [plan(cell) for cell in cells]
+    _check_names(figure, known, [values for values, _ in plans])
     for values, grid in plans:
         _check(figure, values, grid, known.get(tuple(values), ()))
     missing = [(cell, *planned) for cell, planned in zip(cells, plans, strict=True) if tuple(planned[0]) not in known]
@@ -223,12 +225,33 @@ def _by_run(figure: Reproduction, rows: Sequence[Row]) -> dict[tuple[Any, ...], 
     return found
 
 
+def _check_names(
+    figure: Reproduction, known: Mapping[tuple[Any, ...], Sequence[Row]], planned: Sequence[Sequence[Any]]
+) -> None:
+    """Refuse lines that occur twice, and values of a run that no planned run has; more seeds are allowed."""
+    allowed = {column: {values[place] for values in planned} for place, column in enumerate(figure.run_columns) if planned}
+    for values, lines in known.items():
+        named = dict(zip(figure.run_columns, values, strict=True))
+        if any(line in lines[:place] for place, line in enumerate(lines)):
+            raise ConfigError(f"--earlier: {_of_run(named)} has the same line twice: remove one")
+        for column, names in allowed.items():
+            if column != "seed" and named[column] not in names:
+                raise ConfigError(
+                    f"--earlier: no run of this figure has the line of {_of_run(named)}: {column} must be one of "
+                    f"{', '.join(sorted(map(str, names)))}"
+                )
+
+
+def _of_run(named: Mapping[str, Any]) -> str:
+    return ", ".join(f"{column} {value}" for column, value in named.items())
+
+
 def _check(figure: Reproduction, values: Sequence[Any], grid: Grid, lines: Sequence[Mapping[str, Any]]) -> None:
     other = {row[SETTINGS] for row in lines if row.get(SETTINGS) not in (None, settings_of(grid))}
     if other:
-        named = ", ".join(f"{column} {value}" for column, value in zip(figure.run_columns, values, strict=True))
+        named = dict(zip(figure.run_columns, values, strict=True))
         raise ConfigError(
-            f"--earlier: the line of {named} has the settings {other.pop()}, and this version plans {settings_of(grid)}: "
+            f"--earlier: the line of {_of_run(named)} has the settings {other.pop()}, and this version plans {settings_of(grid)}: "
             "remove such lines, or compute the figure without --earlier"
         )
 

@@ -92,6 +92,17 @@ def test_only_runs_without_an_earlier_line_are_run(tmp_path):
     assert sorted(map(str, fewer.rows)) == sorted(map(str, first.rows))
 
 
+def test_an_earlier_line_that_names_no_run_or_occurs_twice_is_refused():
+    rows = variants(3)[0].rows
+    with pytest.raises(ConfigError) as refused:
+        variants(4, Earlier([{**rows[0], "variant": "r-dpfcl"}, *rows[1:]], 1))
+    assert "--earlier: no run of this figure has the line of variant r-dpfcl, seed 0: variant must be one of " in str(
+        refused.value
+    )
+    with pytest.raises(ConfigError, match="--earlier: variant r-dpcfl, seed 0 has the same line twice: remove one"):
+        variants(4, Earlier([*rows, dict(rows[0])], 1))
+
+
 def test_a_second_look_needs_half_the_p_value(tmp_path):
     spread = {"r-dpcfl": 0.012}
 
