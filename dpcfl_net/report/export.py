@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,12 +17,13 @@ from dpcfl_net.report.lead import result_line
 from dpcfl_net.report.page import run_figures
 from dpcfl_net.report.svg.draw import draw
 from dpcfl_net.report.theme import in_light
-from dpcfl_net.results.models import FOLDER
+from dpcfl_net.results.models import BASE, FOLDER
 from dpcfl_net.results.privacy_statement import statement, statement_text
 from dpcfl_net.results.rounds import RoundMetrics, Tables
 from dpcfl_net.results.run_files import item, mapping, report_command
 from dpcfl_net.results.run_view import RunView, read_run
 
+_SHARED = re.compile(rf"{BASE}|(cluster|client)_\d+")  # names of models that leave the clients
 WIDTH = 760  # of a figure in pixels
 BY_ROUND = (
     "round", "accuracy", "accuracy_worst", "accuracy_minority", "accuracy_central", "loss", "clusters", "ari", "epsilon_spent", "seconds", "paused_s",
@@ -30,7 +32,7 @@ BY_ROUND = (
 
 
 def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
-    """Write models, metrics, figures and the privacy statement of a run as files; files of the same names are replaced.
+    """Write models, metrics, figures and the privacy statement of a run as files; files of an earlier export are replaced or removed.
 
     Personal models of clients stay where they are: the privacy statement does not cover them.
 
@@ -66,15 +68,27 @@ def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
             ("round", "client", "true_cluster", "cluster", "accuracy", "epsilon_spent"),
             (row for one in rounds for row in _clients(view, one)),
         )
+    figures = [figure for own in run_figures(view).values() for figure in own]
     texts |= {
         f"figures/{figure.key}.svg": draw(figure.spec, WIDTH, in_light, title=figure.title, background="@surface") + "\n"
-        for own in run_figures(view).values()
-        for figure in own
+        for figure in figures
         if figure.spec is not None
     }
     for name, text in texts.items():
         write_text(target / name, text)
-    return [*_copy_models(Path(folder), target), *(target / name for name in texts)]
+    written = [*_copy_models(Path(folder), target), *(target / name for name in texts)]
+    _remove_stale(target, [figure.key for figure in figures], written)
+    return written
+
+
+def _remove_stale(target: Path, figures: Iterable[str], written: Sequence[Path]) -> None:
+    """Remove files of an earlier export, of another run or round, that this one lacks; other files in the folder stay."""
+    models = [path for path in (target / FOLDER).glob("*.safetensors") if _SHARED.fullmatch(path.stem)]
+    named = [f"figures/{key}.svg" for key in figures]
+    diagnostics = (target / "figures").glob("diagnostics-*.svg")
+    for path in {*models, *diagnostics, *(target / name for name in ("rounds.csv", "clients.csv", *named))} - {*written}:
+        with naming(path):
+            path.unlink(missing_ok=True)
 
 
 def _copy_models(folder: Path, target: Path) -> list[Path]:

@@ -75,6 +75,17 @@ def test_figures_are_drawings_with_their_own_colours(run: Path, tmp_path: Path) 
         assert "var(" not in path.read_text(encoding="utf-8")
 
 
+def test_what_an_earlier_export_left_is_removed_and_other_files_stay(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(run, out)
+    stale = ["models/cluster_1.safetensors", "models/base.safetensors", "figures/choices.svg", "figures/diagnostics-x.svg"]
+    other = ["models/mine.safetensors", "figures/mine.svg", "notes.csv"]
+    for name in [*stale, *other]:
+        (out / name).write_text("")
+    written = export(run, out)
+    assert {path for path in out.rglob("*") if path.is_file()} == {*written, *(out / name for name in other)}
+
+
 def test_the_statement_is_kept_whole(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path)
     assert json.loads((tmp_path / "privacy.json").read_text(encoding="utf-8")) == privacy()
