@@ -109,8 +109,7 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
     model = _model(config, images)
     roster = _roster(config, (pieces[k] for k in order), public, signing)
     protocol = _protocol(config, experiment, model, roster, secrets.run, key_folder)
-    on_step(f"noise multiplier for epsilon {config.privacy.epsilon:g}")
-    protocol = calibrated(protocol)
+    protocol = calibrated(protocol, on_step)
     if experiment.audit is not None and (problems := _audit_problems(protocol, experiment.audit)):
         raise ConfigError(problems)
     return Job(protocol, experiment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import asdict
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of, find
@@ -20,13 +20,14 @@ from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.slots import Slot
 
 
-def calibrated(protocol: Protocol) -> Protocol:
+def calibrated(protocol: Protocol, on_step: Callable[[str], None] = lambda step: None) -> Protocol:
     """Calibrate the noise multipliers of a protocol; equal plans are solved once.
 
     With secure sums all clients get the largest one.
 
     Args:
         protocol: The protocol before calibration.
+        on_step: Called before the search, with its name and the number of plans; hundreds take minutes.
 
     Returns:
         The protocol with the noise multipliers of its clients, or of the trusted server.
@@ -45,7 +46,12 @@ def calibrated(protocol: Protocol) -> Protocol:
     reasons = without_guarantee(algorithm)
     if reasons and protocol.ledger_scope == "dataset":
         raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to compose ({reasons[0]})")
-    for charged in noisy_plans(algorithm):
+    plans = list(noisy_plans(algorithm))
+    target = (
+        f"epsilon {protocol.privacy.epsilon:g}" if len({one.epsilon for one in plans}) < 2 else "the epsilon of each client"
+    )
+    on_step(f"noise multiplier for {target}" if len(plans) < 2 else f"noise multipliers of {len(plans)} plans for {target}")
+    for charged in plans:
         noisy = protected(list(charged.plan))
         solved[charged] = _noise_multiplier(noisy, charged.epsilon, protocol) if noisy else None
     if protocol.privacy.central:

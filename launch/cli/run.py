@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,15 +155,21 @@ def _warn(text: str) -> None:
     print(f"warning: {text}")
 
 
-def dry_run(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the privacy plan and the cost of a run, as `estimate.describe`; start and write nothing."""
+def dry_run(path: Path, overrides: Iterable[str], on_step: Callable[[str], None] = lambda step: None) -> dict[str, Any]:
+    """Return the privacy plan and the cost of a run, as `estimate.describe`; start and write nothing.
+
+    Args:
+        path: Configuration: a file or a packaged name.
+        overrides: Settings to change, as key=value.
+        on_step: Called with each step that may take long, before it begins.
+    """
     import tempfile
 
     config = configuration.load(path, overrides)
     check_gpus(config)
     with tempfile.TemporaryDirectory() as folder:
         _make_keys(RunFolder(folder).keys, config)
-        job = make_job(config, RunFolder(folder).keys)
+        job = make_job(config, RunFolder(folder).keys, on_step)
         check_policy(job.protocol, config)
         return estimate.describe(job, config)
 
@@ -175,7 +181,13 @@ def _make_keys(folder: Path, config: Config) -> None:
         make_all_identities(folder, clients)
 
 
-def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None) -> dict[str, Any]:
+def write_job(
+    path: Path,
+    overrides: Iterable[str],
+    out: Path,
+    keys: Path | None,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> dict[str, Any]:
     """Write a signed job for manually started processes.
 
     Args:
@@ -183,6 +195,7 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
         overrides: Settings to change, as key=value.
         out: Folder of the job.
         keys: Folder of keys; None: OUT/keys, created if missing.
+        on_step: Called with each step that may take long, before it begins.
 
     Returns:
         Privacy plan and cost, as `estimate.describe`, with the files of the job.
@@ -199,7 +212,7 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
     if not keys.exists():
         _make_keys(keys, config)
     config = with_noise_seed(config)
-    job = make_job(config, keys)
+    job = make_job(config, keys, on_step)
     if earlier not in (None, canonical(job.protocol)):  # the protocol has the hashes of all other parts
         raise _another_job(out)
     job_files.write_job(job, out, keys)

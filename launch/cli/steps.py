@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from rich.text import Text
 from dpcfl_net.launch.preparation import Steps
 
 REFRESH_PER_S = 4
+LONG_S = 2.0  # of a step, after which a pipe or a file gets a line
 LIBRARIES = "libraries"  # step
 # Texts of other processes are shown: their control characters must not reach the terminal, nor those that reverse what follows.
 CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A)), "?")
@@ -102,6 +104,44 @@ def computing(what: str) -> Iterator[None]:
         yield
     finally:
         live.end()
+
+
+@contextmanager
+def preparing(quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show on stderr the steps that are begun inside the `with` block.
+
+    A terminal shows the running one with a clock; a pipe or a file gets a line for each that is not done after `LONG_S` seconds.
+
+    Args:
+        quiet: True to show nothing.
+
+    Yields:
+        Function to call with each step before it begins.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if quiet:
+        yield lambda step: None
+    elif console.is_terminal and not console.is_dumb_terminal:
+        live = StepsLive(console, _draw_running, redirect_stdout=False)
+        try:
+            yield lambda step: live.begin(f"preparing: {step}")
+        finally:
+            live.end()
+    else:
+        timers: list[threading.Timer] = []
+
+        def begin(step: str) -> None:
+            if timers:
+                timers.pop().cancel()
+            timers.append(threading.Timer(LONG_S, console.print, [Text(f"preparing: {printable(step)}")]))
+            timers[0].daemon = True
+            timers[0].start()
+
+        try:
+            yield begin
+        finally:
+            for timer in timers:
+                timer.cancel()
 
 
 def _draw_running(steps: Steps) -> Text:

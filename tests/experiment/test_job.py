@@ -277,3 +277,16 @@ def test_a_signed_job_with_a_noise_seed_and_an_epsilon_is_refused(made, tmp_path
     job_files.write_job(job_files.Job(protocol, experiment), tmp_path, folder / "keys")
     with pytest.raises(Refused, match="job-invalid: the experiment has a noise seed"):
         job_files.read_job(tmp_path, operator(tmp_path))
+
+
+def test_the_search_of_noise_says_for_how_many_plans(tmp_path):
+    data = {"dataset": "digits", "clients": [3], "shift": "none", "sizes": [40, 50, 60], "test_per_client": 5}
+    for sizes, step in (
+        ([50] * 3, "noise multiplier for epsilon 5"),
+        ([40, 50, 50], "noise multipliers of 2 plans for epsilon 5"),
+    ):
+        document = {"data": {**data, "sizes": sizes}, "privacy": {"epsilon": 5, "delta": 1e-4, "accountant": "rdp"}}
+        make_keys(tmp_path / step, 3)
+        steps: list[str] = []
+        make_job(config.resolve({**SMALL, **document, "algorithm": {"name": "global"}}), tmp_path / step, steps.append)
+        assert steps[-1] == step

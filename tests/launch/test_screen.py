@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from run_folder import START, privacy, run_json, true_clusters, write_lines, write_round, write_run, write_start
 
+from dpcfl_net.launch.cli import steps
 from dpcfl_net.launch.cli.screen import (
     PlainLines,
     ProgressTail,
@@ -186,6 +187,19 @@ def test_each_step_of_the_preparation_is_shown(kind: type[PlainLines] | type[Scr
     shown = text(console)
     assert "preparing: data set ?[2J digits" in shown
     assert shown.index("data set") < shown.index("preparing: noise multiplier for epsilon 5")
+
+
+def test_a_pipe_gets_a_line_for_a_step_that_takes_long(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(steps, "LONG_S", 0.05)
+    with steps.preparing() as begin:
+        begin("data set \x1b[2J digits")
+        begin("noise multipliers of 300 plans for epsilon 5")
+        time.sleep(0.5)
+        begin("layout")
+    with steps.preparing(quiet=True) as begin:
+        begin("noise")
+        time.sleep(0.2)
+    assert capsys.readouterr() == ("", "preparing: noise multipliers of 300 plans for epsilon 5\n")
 
 
 def test_plain_lines_print_each_round_once(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def run(
     with messages_to_stderr(as_json, quiet) as stdout:
         code = 0
         if config is not None and dry_run:
-            found = _dry_run(config, overrides or [], shown=not as_json)
+            found = _dry_run(config, overrides or [], shown=not as_json, quiet=quiet)
         else:
             _load_libraries(warm=not debug)
             from dpcfl_net.launch.cli import run as runs
@@ -73,12 +73,14 @@ def run(
     raise typer.Exit(code)
 
 
-def _dry_run(config: Path, overrides: list[str], *, shown: bool) -> dict[str, Any]:
+def _dry_run(config: Path, overrides: list[str], *, shown: bool, quiet: bool) -> dict[str, Any]:
     """Return the privacy plan and the cost of a run; print them if `shown`."""
     from dpcfl_net.launch.cli import estimate
     from dpcfl_net.launch.cli import run as runs
+    from dpcfl_net.launch.cli.steps import preparing
 
-    found = runs.dry_run(config, overrides)
+    with preparing(quiet) as on_step:
+        found = runs.dry_run(config, overrides, on_step)
     if shown:
         print("\n".join(estimate.lines(found)))
     print("nothing was started; run the same command without --dry-run to start the run")
@@ -148,9 +150,10 @@ def job(
     from dpcfl_net.launch.cli import estimate
     from dpcfl_net.launch.cli import run as runs
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
+    from dpcfl_net.launch.cli.steps import preparing
 
-    with messages_to_stderr(as_json) as stdout:
-        found = runs.write_job(config, overrides or [], out, keys)
+    with messages_to_stderr(as_json) as stdout, preparing() as on_step:
+        found = runs.write_job(config, overrides or [], out, keys, on_step)
     if as_json:
         print_json(found, stdout)
         return
