@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from dpcfl_net.core import yaml_file
@@ -42,7 +43,7 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
             problems.append(f"axis {item!r} is not key=value,value or key=start:stop, for example seed=0:4")
         elif key in axes:
             problems.append(f"axis {key!r} is given twice: put its values into one list")
-        elif len(set(values)) < len(values):
+        elif len(set(map(_number_or_text, values))) < len(values):
             problems.append(f"axis {item!r} has a value twice")
         axes[key] = values
     if problems:
@@ -88,6 +89,14 @@ def _with_full_keys(axes: Mapping[str, list[str]]) -> dict[str, list[str]]:
             raise ConfigError(f"axes {key!r} and {full!r} are the same setting: put the values into one list")
         found[full] = texts
     return found
+
+
+def _number_or_text(text: str) -> Decimal | str:
+    """Return equal values for equal numbers, such as 1, 1.0 and 1e0."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return text
 
 
 def _span(text: str) -> range | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpcfl_net.algorithms.base import find
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
 
@@ -71,8 +72,9 @@ def spaces(algorithms: Sequence[str], axes: Mapping[str, Sequence[str]]) -> list
             `algorithm.KEY` (or of `local.X` for KEY `local.X`).
 
     Raises:
-        ConfigError: With every key that cannot be tuned, and every algorithm without a setting.
+        ConfigError: With every name that is no algorithm; else with every key that cannot be tuned, and every algorithm without a setting.
     """
+    _check_names(algorithms)
     problems = [f"algorithm {name!r} is given twice" for name in dict.fromkeys(algorithms) if algorithms.count(name) > 1]
     common: dict[str, list[Any]] = {}
     own: dict[str, dict[str, list[Any]]] = {name: {} for name in algorithms}
@@ -90,7 +92,7 @@ def spaces(algorithms: Sequence[str], axes: Mapping[str, Sequence[str]]) -> list
         else:
             problems.append(f"grid {key!r}: must be {TUNED}; all trials have the same data, model and privacy")
     found = [Space(name, {**common, **own[name]}) for name in algorithms]
-    problems += [
+    problems = problems or [
         f"algorithm {space.algorithm!r} has no setting to tune: give --grid KEY=VALUE,VALUE"
         for space in found
         if not space.axes
@@ -100,3 +102,16 @@ def spaces(algorithms: Sequence[str], axes: Mapping[str, Sequence[str]]) -> list
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _check_names(algorithms: Sequence[str]) -> None:
+    problems = []
+    for name in algorithms:
+        try:
+            if not name:
+                raise ConfigError("an algorithm has an empty name: names must be separated by one comma, as in r-dpcfl,local")
+            find(name)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)

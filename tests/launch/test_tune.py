@@ -424,6 +424,8 @@ def test_unequal_numbers_of_trials_are_refused(search, trials, sentence):
         (NAMES, {"algorithms.mr-mtl.lam": ["1", "2"]}, {}, "names none of the tuned algorithms: global, local"),
         (["global", "global"], GRID, {}, "'global' is given twice"),
         (["global"], {}, {}, "has no setting to tune"),
+        (["global", ""], GRID, {}, "an algorithm has an empty name: names must be separated by one comma, as in r-dpcfl,local"),
+        (["gobal"], GRID, {}, "algorithm.name is 'gobal': must be one of"),
         (["gobal"], GRID, {}, "did you mean 'global'"),
         (NAMES, {"local.momentum": ["0", "0.0"]}, {}, "are the same job"),
         (NAMES, {"local.lr": ["-1", "1"]}, {}, r"local.lr is -1.*\(trial global local.lr=-1 and 1 more\)"),
