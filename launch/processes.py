@@ -31,11 +31,12 @@ from dpcfl_net.launch.placement.base import LOST, Addresses, Role
 from dpcfl_net.launch.placement.child import role_environment, start_of, stop
 from dpcfl_net.launch.placement.fork_server import COORDINATOR_MAIN, FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
-from dpcfl_net.launch.placement.placements import Placement
+from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.launch.restarts import Restarts
 from dpcfl_net.results.rounds import unmeasured_rounds
 from dpcfl_net.runtime.specs import CoordinatorSpec, ObserverSpec
+from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class FederationRun:
     def warm(self) -> None:
         """See `run_kinds.Run`."""
         require_netem(self.config)
+        if isinstance(self.placement, LocalPlacement):
+            host_folder()  # without it all workers fail, one restart after another
         parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:

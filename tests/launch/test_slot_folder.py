@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,3 +74,15 @@ def test_a_run_leaves_no_slots_and_removes_those_of_a_killed_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert only_run(tmp_path / "b").exists()
     assert not left()
+
+
+def test_a_run_whose_slots_cannot_be_made_ends_before_it_starts_a_process(tmp_path):
+    """As after `su`, which keeps the XDG_RUNTIME_DIR of the other user: each worker failed, one restart after another."""
+    (tmp_path / "dpcfl_net").write_text("")
+    config = write_config(tmp_path / "c")
+    done = dpcfl("run", config, "--out", tmp_path / "runs", env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)})
+    assert done.returncode == 4
+    assert re.fullmatch(
+        r"error: the folder of compute slots .*dpcfl_net cannot be created: .*; set XDG_RUNTIME_DIR\n", done.stderr
+    )
+    assert not list((tmp_path / "runs").iterdir())
