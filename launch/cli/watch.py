@@ -86,7 +86,7 @@ def watch(
 
     Raises:
         ConfigError: If the folder does not exist or holds no run, or `once` is set with trackers.
-        RunFailed: If a tracker fails.
+        RunFailed: If a tracker fails, or the folder is removed.
     """
     check(folder)
     if once and trackers:
@@ -168,15 +168,18 @@ def _follow(
     clock: Callable[[], float],
     on_look: Callable[[], None],
 ) -> Look:
-    """Show the run until it ends, dies or is complete; return the last look."""
+    """Show the run until it ends, dies or is complete; return the last look. RunFailed if the folder is removed."""
     size, changed = tail.size, clock()
     with open_screen(console) as screen:
         while not found.ended and not found.complete:
             screen.update(found.view)
             on_look()
-            if tail.size != size or not found.dead:
+            gone = not tail.folder.is_dir()  # its lock is then unknown, as in a run of manually started processes
+            if tail.size != size or not (found.dead or gone):
                 size, changed = tail.size, clock()
             elif clock() - changed >= QUIET_S:
+                if gone:
+                    raise RunFailed(f"{tail.folder} was removed or renamed while it was watched")
                 found = Look(tail.view(dead=True), held=False)
                 break
             sleep(POLL_S)

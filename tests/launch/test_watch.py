@@ -17,7 +17,7 @@ from rich.console import Console
 from run_folder import run_json, write_lines, write_round, write_run, write_start
 
 from dpcfl_net.core import runlog
-from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.locks import is_held, run_lock
 from dpcfl_net.launch.cli.watch import QUIET_S, watch
 from dpcfl_net.launch.preparation import StepRecorder, Steps
@@ -117,6 +117,15 @@ def test_a_run_whose_launcher_was_killed_is_dead_once_it_is_quiet(tmp_path: Path
     assert f"dead: run.json says 'running', and no process holds {folder / '.lock'}; resume with: dpcfl run --resume" in text
     assert "round 3/9" in text
     assert script.now >= 2 + QUIET_S, "new lines put it off"
+
+
+def test_a_folder_that_is_removed_is_not_followed_for_ever(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run", 9)
+    (folder / ".lock").touch()
+    write_round(folder, 1, 9)
+    actions = [lambda: folder.rename(tmp_path / "other"), *[lambda: None] * 60, lambda: pytest.fail("still followed")]
+    with run_lock(folder), pytest.raises(RunFailed, match=r"run was removed or renamed while it was watched$"):
+        follow(folder, *actions)
 
 
 def test_a_resumed_run_is_followed_although_its_last_state_is_interrupted(tmp_path: Path) -> None:
