@@ -94,9 +94,10 @@ def _with_full_keys(axes: Mapping[str, list[str]]) -> dict[str, list[str]]:
 def _number_or_text(text: str) -> Decimal | str:
     """Return equal values for equal numbers, such as 1, 1.0 and 1e0."""
     try:
-        return Decimal(text)
+        number = Decimal(text)
     except InvalidOperation:
         return text
+    return number if number.is_finite() else text
 
 
 def _span(text: str) -> range | None:

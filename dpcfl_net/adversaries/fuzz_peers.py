@@ -12,7 +12,7 @@ from dpcfl_net.adversaries.fuzz_sockets import FakePoller, FakeSocket, fake_sock
 from dpcfl_net.adversaries.fuzz_speakers import JOB, KINDS, RESULTS, RUN, TASKS, Said, Speaker, arrays_for, framed
 from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, received, require_delivered, require_small
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.transport import client, messages, server
+from dpcfl_net.transport import client, client_events, messages, server
 from dpcfl_net.transport.channel import RECENT_MESSAGES
 from dpcfl_net.transport.message_log import CLIENT_PREFIX
 from dpcfl_net.transport.peers import ServerEvent
@@ -213,7 +213,7 @@ class ClientSession:
         self.end = client.ClientEndpoint(
             "tcp://127.0.0.1:1", Link(RUN, JOB, ("public", "secret"), "key", context=nowhere), client=1,
             task_template=TASKS.get, check=lambda task, tensors: bounded(tensors),
-            times=client.ClientTimes(heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)), orphan_timeout_s=NEVER),
+            times=client_events.ClientTimes(heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)), orphan_timeout_s=NEVER),
         )  # fmt: skip
         self.socket: FakeSocket = self.end._socket  # type: ignore[assignment]
         self.end._poller = FakePoller(self.socket)  # type: ignore[assignment]
@@ -309,7 +309,7 @@ class ClientSession:
         self.earlier = [*self.earlier[-50:], frames]
         return frames
 
-    def _check_event(self, event: client.ClientEvent) -> None:
+    def _check_event(self, event: client_events.ClientEvent) -> None:
         """Check a delivered task."""
         require(self.connection is not None, "a task before a WELCOME", event)
         assert self.connection is not None

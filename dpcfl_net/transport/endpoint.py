@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dpcfl_net.transport.client import ClientEndpoint, ClientEvent, ClientTimes
+from dpcfl_net.transport.client import ClientEndpoint
+from dpcfl_net.transport.client_events import ClientEvent, ClientTimes
 from dpcfl_net.transport.faults import Fault, FaultInjector, MessageFaults
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.payload import Payload

@@ -315,6 +315,7 @@ NAMES: list[Case] = [
     ("sweep {config} seed", 2, ["axis 'seed' is not key=value,value"]),
     ("sweep {config} seed=0,0", 2, ["has a value twice"]),
     ("sweep {config} local.lr=1,0.5,1e0", 2, ["axis 'local.lr=1,0.5,1e0' has a value twice"]),
+    ("sweep {config} local.lr=snan,snan", 2, ["axis 'local.lr=snan,snan' has a value twice"]),
     ("sweep {config} seed=0,1 seed=2,3", 2, ["axis 'seed' is given twice"]),
     ("sweep {config} algorithm.name=global,gobal --dry-run", 2, ["did you mean 'global'?", "(cell algorithm.name=gobal)"]),
     ("launch {config} --on cloud", 2, ["--on is 'cloud'", "local, ray, slurm or ssh"]),

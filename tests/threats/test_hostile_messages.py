@@ -51,7 +51,7 @@ from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.one_process import Hosts
 from dpcfl_net.training import memory
 from dpcfl_net.transport.channel import Stamp
-from dpcfl_net.transport.client import ClientEvent
+from dpcfl_net.transport.client_events import ClientEvent
 from dpcfl_net.transport.guard import ConnectionGuard
 from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, WireError, decode
 from dpcfl_net.transport.payload import Assembly, Payload
