@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,9 @@ from dpcfl_net.data.slices import Slice, Split
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.transport.observer_notes import Models, Personal
 
-GIVEN_UP = 2  # rounds after which the observer no longer waits for figures of personal models
+# The observer waits for figures of personal models until the server has finished so many later rounds, and some seconds more:
+# rounds may be short, and a client that starts again connects to the observer after it has answered tasks.
+GIVEN_UP, GIVEN_UP_S = 2, 10.0
 
 
 @dataclass
@@ -174,15 +177,16 @@ def _picked(models: np.ndarray, rows: tuple[int, ...]) -> tuple[np.ndarray, np.n
 class PersonalFigures:
     """Accuracy and loss of personal models as reported; a client without a report keeps its figures.
 
-    A round is complete when all its clients have reported. Reports of clients that are lost never come: a round is given up when
-    the server has finished GIVEN_UP later ones.
+    A round is complete when all its clients have reported. Reports of clients that are lost never come: a round is given up
+    GIVEN_UP_S after the server has finished GIVEN_UP later ones.
 
     Args:
         algorithm: The job's algorithm.
         clients: Number of clients.
+        now: Clock, seconds.
     """
 
-    def __init__(self, algorithm: Algorithm, clients: int) -> None:
+    def __init__(self, algorithm: Algorithm, clients: int, now: Callable[[], float]) -> None:
         self.clients = clients
         self.accuracy: dict[int, float] = {}
         self.loss: dict[int, float | None] = {}
@@ -194,6 +198,8 @@ class PersonalFigures:
         self._published: dict[int, Models] = {}
         self._reports: dict[int, dict[int, Personal]] = {}
         self._newest = self._done = 0  # newest round of the server, and last round with figures
+        self._now, self._given_up = now, 0
+        self._later: deque[tuple[float, int]] = deque()  # when a round and those before it are given up
 
     def take(self, note: Models | Personal) -> Iterator[tuple[int, PersonalFigures]]:
         """Add a message.
@@ -205,12 +211,24 @@ class PersonalFigures:
             (round, self) for each round that the message completes, in order.
         """
         if isinstance(note, Models):
-            self._newest = max(self._newest, note.round)
+            if note.round > self._newest:
+                self._newest = note.round
+                self._later.append((self._now() + GIVEN_UP_S, note.round - GIVEN_UP))
             if self._secret and note.round > self._done:
                 self._published[note.round] = note
         elif note.round > self._done and self._counts(note):
             self._reports.setdefault(note.round, {})[note.client] = note
-        yield from self._rounds(self._newest - GIVEN_UP)
+        yield from self.overdue()
+
+    def overdue(self) -> Iterator[tuple[int, PersonalFigures]]:
+        """Give up the rounds for which it has waited long enough.
+
+        Yields:
+            As `take`.
+        """
+        while self._later and self._later[0][0] <= self._now():
+            self._given_up = self._later.popleft()[1]
+        yield from self._rounds(self._given_up)
 
     def _counts(self, note: Personal) -> bool:
         """Return True for a report that completes its round: by a client that is there, and with figures unless samples are secret."""

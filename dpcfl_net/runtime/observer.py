@@ -93,7 +93,9 @@ class Observer:
         self._checkpoints, self._warnings = files.checkpoints, files.warnings
         self._algorithm = job.algorithm
         self._test_sets = TestSetEvaluator(job, spec.data_root)
-        self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.capabilities.personal else None
+        self._personal: PersonalFigures | None = None
+        if self._algorithm.capabilities.personal:
+            self._personal = PersonalFigures(self._algorithm, len(self.truth), AwakeClock().now)
         self._written = set[int]()
         for line in runlog.each(files.metrics):
             if line.get("view") == "observer":
@@ -127,6 +129,8 @@ class Observer:
                     ended = now
                 else:
                     self.take(note)
+            if self._personal is not None:
+                self._write_personal(self._personal.overdue())
             if ended is not None and self._is_over(clock.now() - ended, quiet=not notes):
                 self.evaluate_last_round()
                 return

@@ -12,12 +12,14 @@ from conftest import SMALL
 
 import dpcfl_net
 from dpcfl_net.core import runlog
+from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.runtime import evaluation
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import ObserverSpec
@@ -86,7 +88,38 @@ def written(folder):
     return {line["round"]: line["accuracy_by_client"] for line in written_lines(folder)}
 
 
-def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path):
+@pytest.fixture
+def impatient(monkeypatch):
+    """An observer that gives rounds up as soon as two later ones are finished."""
+    monkeypatch.setattr(evaluation, "GIVEN_UP_S", 0.0)
+
+
+def test_reports_of_clients_that_connect_after_two_later_rounds_count_in_their_rounds(job_of, tmp_path):
+    """Rounds take milliseconds, and a client that starts again may reach the observer after the coordinator has."""
+    job = job_of()
+    with observing(job, tmp_path) as observer:
+        for t in (2, 3, 4):
+            published(observer, job, t)
+        for client in range(4):
+            for t in (2, 3, 4):
+                report(observer, t, {client: t / 10})
+        assert written(tmp_path) == {t: [t / 10] * 4 for t in (2, 3, 4)}
+
+
+def test_a_round_with_a_lost_client_is_given_up_after_two_rounds_and_ten_seconds(job_of, tmp_path, monkeypatch):
+    job, clock = job_of(), [0.0]
+    monkeypatch.setattr(AwakeClock, "now", lambda self: clock[0])
+    with observing(job, tmp_path) as observer:
+        for t in (1, 2, 3):
+            report(observer, t, dict.fromkeys((0, 1, 2), t / 10))
+            published(observer, job, t)
+        for seconds, rounds in ((9.9, []), (10.0, [1]), (60.0, [1])):
+            clock[0] = seconds
+            report(observer, 4, {0: 0.4})
+            assert list(written(tmp_path)) == rounds
+
+
+def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path, impatient):
     job = job_of()
     with observing(job, tmp_path) as observer:
         report(observer, 1, {0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1})
@@ -139,7 +172,7 @@ def test_figures_that_all_clients_have_reported_come_without_a_warning(job_of, t
     assert not RunFolder(tmp_path).warnings.exists()
 
 
-def test_a_report_that_comes_late_counts_in_its_round_and_not_over_newer_ones(job_of, tmp_path):
+def test_a_report_that_comes_late_counts_in_its_round_and_not_over_newer_ones(job_of, tmp_path, impatient):
     job = job_of()
     with observing(job, tmp_path) as observer:
         report(observer, 1, {0: 0.1, 1: 0.1, 2: 0.1})
