@@ -145,6 +145,11 @@ class ClientHost:
         """Read the personal model after the last committed task, (p,) float32; None without one."""
         return self.gate.state().get("model") if self.algorithm.capabilities.personal else None
 
+    @property
+    def folder(self) -> Path:
+        """Folder of the client's ledger."""
+        return self._ledger.folder
+
     def close(self) -> None:
         """Close the ledger."""
         self._ledger.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import queue
@@ -23,6 +24,7 @@ from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.secure.stages import STAGES, answer_interval_s
 from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.runtime.kept_figures import KeptFigures
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.task_queue import TaskQueue
 from dpcfl_net.runtime.wake_pipe import WakePipe
@@ -260,16 +262,21 @@ class Worker:
             engine = self.host.engine
             initial = engine.initial_model
             accuracy, loss = engine.evaluator.accuracy_and_loss(initial if model is None else model, records)
-        if model is None:
-            outbox.personal(t, None, None)
-        else:
-            outbox.personal(t, accuracy, loss)
+        shown = (None, None) if model is None else (float(accuracy), float(loss) if math.isfinite(loss) else None)
+        outbox.personal(t, *shown)
+        self._figures.add(t, *shown)
 
     def _report_personal_again(self) -> None:
-        """Report the personal model at the start: a crash may have lost the report of the process before."""
+        """Report the personal model and its kept figures at the start: a crash may have lost the reports of the process before."""
         t = self.host.gate.answered_round() if self.host.algorithm.capabilities.personal else 0
         if t and (outbox := self._link()) is not None:
+            for figure in self._figures.before(t):
+                outbox.personal(*figure)
             self._report_personal(outbox, t)
+
+    @functools.cached_property
+    def _figures(self) -> KeptFigures:
+        return KeptFigures(self.host.folder)
 
     def _talk(self) -> None:
         """Run the message thread; `serve` raises its errors."""

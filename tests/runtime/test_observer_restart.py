@@ -38,6 +38,10 @@ DRAWN = {
     **SMALL, "data": DATA, "rounds": 4, "algorithm": FEDPER, "output": {},
     "privacy": {"unit": "client", "trust": "trusted-server", "epsilon": 8.0, "delta": 1e-2, **SEEDED},
 }  # fmt: skip
+ALL = {
+    **DRAWN, "algorithm": {"name": "mr-mtl"}, "model": {"name": "linear"}, "local": {"batch_size": 1, "lr": 0.2},
+    "privacy": {"epsilon": 5.0, "delta": 1e-4, **SEEDED},
+}  # fmt: skip
 COINS = {
     **DRAWN, "data": {**DATA, "clients": [6], "shift": "none"}, "local": {"batch_size": 32, "lr": 0.5, "deadline_s": 0.3},
     "algorithm": {**FEDPER, "sampling_rate": 0.8},
@@ -113,12 +117,12 @@ def test_a_finished_run_whose_last_round_was_not_evaluated_has_no_final_accuracy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("t", [2, 4])
-def test_kill_of_all_processes_changes_no_figure_of_personal_models(tmp_path, t):
-    whole = measured(dpcfl_net.run(DRAWN, tmp_path / "whole", "in-process", progress=False).path)
+@pytest.mark.parametrize(("settings", "t"), [(DRAWN, 2), (DRAWN, 4), (ALL, 1), (ALL, 2)], ids=["2", "4", "all-1", "all-2"])
+def test_kill_of_all_processes_changes_no_figure_of_personal_models(tmp_path, settings, t):
+    whole = measured(dpcfl_net.run(settings, tmp_path / "whole", "in-process", progress=False).path)
     out = tmp_path / "killed"
     killed = subprocess.Popen(
-        [*DPCFL, "run", str(write_config(tmp_path / "c", **DRAWN)), "--out", str(out)],
+        [*DPCFL, "run", str(write_config(tmp_path / "c", **settings)), "--out", str(out)],
         cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 90

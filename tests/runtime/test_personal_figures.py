@@ -21,6 +21,7 @@ from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.runtime import evaluation
 from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.runtime.kept_figures import FIGURES, MOST_KEPT, KeptFigures
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.runtime.worker import Worker
@@ -264,13 +265,48 @@ def test_a_client_evaluates_as_many_records_whether_its_coin_has_drawn_it_or_not
     counted = lambda self, theta, data: (work.append(len(data)), evaluate(self, theta, data))[1]  # noqa: E731
     monkeypatch.setattr(Evaluator, "accuracy_and_loss", counted)
     for client, host in hosts.items():
-        worker = SimpleNamespace(host=host, job=job, spec=SimpleNamespace(client=client, data_root=None), _turn=nullcontext)
+        worker = SimpleNamespace(
+            host=host, job=job, spec=SimpleNamespace(client=client, data_root=None), _turn=nullcontext, _figures=KeptFigures(host.folder),
+        )  # fmt: skip
         outbox = SimpleNamespace(personal=lambda t, *found, client=client: figures.update({client: found}))
         Worker._report_personal(worker, outbox, 1)
     drawn = [client for client, host in hosts.items() if host.personal_model() is not None]
     assert 0 < len(drawn) < len(hosts)
     assert [client for client in hosts if figures[client] != (None, None)] == drawn
     assert work == [20] * len(hosts)
+
+
+def test_a_client_that_starts_again_reports_the_figures_of_models_that_it_has_trained_further(tmp_path):
+    """Those of rounds before the last one are gone with the models; a killed observer may not have written them."""
+    kept = KeptFigures(tmp_path)
+    for t, figures in ((2, (0.5, None)), (1, (0.25, 1.5)), (3, (None, None))):
+        kept.add(t, *figures)
+    told = []
+    worker = SimpleNamespace(
+        host=SimpleNamespace(
+            algorithm=SimpleNamespace(capabilities=SimpleNamespace(personal=True)),
+            gate=SimpleNamespace(answered_round=lambda: 3),
+        ),
+        _figures=KeptFigures(tmp_path), _link=lambda: SimpleNamespace(personal=lambda *figure: told.append(figure)),
+        _report_personal=lambda outbox, t: told.append(t),
+    )  # fmt: skip
+    Worker._report_personal_again(worker)
+    assert told == [(1, 0.25, 1.5), (2, 0.5, None), 3]
+
+
+def test_kept_figures_are_bounded_and_a_damaged_file_is_named_and_replaced(tmp_path, caplog):
+    kept = KeptFigures(tmp_path)
+    for t in range(1, MOST_KEPT + 4):
+        kept.add(t, 0.5, 0.5)
+    assert [t for t, *_ in KeptFigures(tmp_path).before(100)] == list(range(4, MOST_KEPT + 4))
+    for damaged in ("[[1, 0.5", "[5]", "{}x"):
+        (tmp_path / FIGURES).write_text(damaged)
+        caplog.clear()
+        kept = KeptFigures(tmp_path)
+        assert kept.before(100) == []
+        assert FIGURES in caplog.text
+    kept.add(7, 0.5, 0.5)
+    assert KeptFigures(tmp_path).before(100) == [(7, 0.5, 0.5)]
 
 
 def trained(job, t):
