@@ -29,7 +29,7 @@ class Ending(Observer):
     """An observer that reads no job: figures are missing until its last report."""
 
     def __init__(self, *, waits=False, last_round_is_done=False):
-        self.taken, self.waits, self.done = [], waits, last_round_is_done
+        self.taken, self.waits, self.done, self._personal = [], waits, last_round_is_done, None
 
     def take(self, note):
         self.taken.append(note)
