@@ -1,4 +1,4 @@
-"""What a worker's end of the wire reports, and its time limits."""
+"""Events that a worker's end of the wire reports, and its time limits."""
 
 from __future__ import annotations
 

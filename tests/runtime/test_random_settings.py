@@ -70,7 +70,7 @@ def settings(name: str, draw: random.Random) -> dict:
 
 
 def state(folder) -> dict[str, str]:
-    """What a run's result is made of: models, charges and accuracies."""
+    """Return hashes of a run's models, its charges and its accuracies."""
     files, found = RunFolder(folder), {}
     for path in sorted(files.checkpoints.rglob("*.safetensors")):
         arrays = sorted(load_file(path).items())
