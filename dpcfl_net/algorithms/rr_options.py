@@ -75,8 +75,9 @@ def option_problems(options: RROptions, setting: Setting) -> list[str]:
     problems = _label_problems(options, setting)
     per_round, needed = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
     if needed > per_round + 1e-9:
+        clusters = "1 cluster" if options.clusters == 1 else f"{options.clusters} clusters"
         problems.append(
-            f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of that size need {needed} clients a round, "
+            f"algorithm.min_cluster_size is {options.min_cluster_size}: {clusters} of that size need {needed} clients a round, "
             f"but sampling_rate {options.sampling_rate:g} of {setting.clients} clients draws {per_round:g}"
         )
     sampling = sampling_of(options.sampling, setting.privacy.adjacency)

@@ -71,6 +71,8 @@ class PublicLabels(ClientLevel):
     def label_slots(self) -> list[Slot]:
         """List the slots of the labels of all clients in the central plan."""
         kind, categories = self.options.labels, self.options.clusters
+        if kind == "gaussian":  # labels are a part of each round
+            return []
         return [LabelSlot(LABELS, kind, self.options.labels_epsilon, categories)] * self.label_rounds
 
     def public_round(self, state: State, t: int, fed: Federation) -> State:

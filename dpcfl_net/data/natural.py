@@ -34,6 +34,18 @@ def names(train: np.ndarray, test: np.ndarray) -> list[str]:
     return [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in found.tolist()]
 
 
+def unnamed(client: np.ndarray) -> str | None:
+    """Say which records have an empty name of their client: a missing value, which would be one large client.
+
+    Args:
+        client: Client of each record, (N,) whole numbers or text.
+    """
+    empty = np.flatnonzero(np.char.str_len(client) == 0) if client.dtype.kind in "US" else client[:0]
+    if not len(empty):
+        return None
+    return f"{len(empty)} of {len(client)} records have an empty name of their client, the first is record {empty[0]}, counted from 0"
+
+
 def for_test(client: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Choose the test records of records without a test set, at random: of each client this fraction.
 

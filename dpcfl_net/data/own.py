@@ -215,7 +215,8 @@ def _clients(part: str, x: np.ndarray, client: np.ndarray) -> list[str]:
         return [
             f"{part}_client must be whole numbers or text, one for each of {len(x)} records, got {client.dtype} {client.shape}"
         ]
-    return []
+    unnamed = natural.unnamed(client)
+    return [f"{part}_client: {unnamed}"] if unnamed else []
 
 
 def _numbers(given: Mapping[str, Any]) -> list[str]:

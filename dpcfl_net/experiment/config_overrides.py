@@ -126,11 +126,11 @@ def plain(value: Any) -> Any:
 
 
 def _is_key(key: str) -> bool:
-    parts = _parts(key)
+    parts = key_parts(key)
     return all(parts) and len(parts) <= MOST_KEY_PARTS
 
 
-def _parts(key: str) -> list[str]:
+def key_parts(key: str) -> list[str]:
     """Split a dotted key; `algorithms.package.module:Class.ratio` has three parts."""
     if named := _PLUGIN_SECTION.fullmatch(key):
         name, rest = named.groups()
@@ -139,7 +139,7 @@ def _parts(key: str) -> list[str]:
 
 
 def _set(document: dict[str, Any], key: str, value: Any) -> None:
-    *path, last = _parts(key)
+    *path, last = key_parts(key)
     at = document
     for part in path:
         nested = at.get(part)

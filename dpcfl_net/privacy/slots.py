@@ -33,6 +33,12 @@ def given(noise_multiplier: float | None) -> float:
     return noise_multiplier
 
 
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError for another value; a misspelt one would be taken for the default."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+
+
 @dataclass(frozen=True)
 class Slot(ABC):
     """One release, or the releases of one task, in a plan.
@@ -72,7 +78,7 @@ class DPSGDSlot(Slot):
             an epoch, independently of the others.
 
     Raises:
-        ValueError: If the steps of an allocation are not whole epochs of 1 / rate batches.
+        ValueError: If the sampling has another name, or the steps of an allocation are not whole epochs of 1 / rate batches.
     """
 
     units = ("sample",)
@@ -81,6 +87,7 @@ class DPSGDSlot(Slot):
     sampling: Literal["poisson", "allocation"] = "poisson"
 
     def __post_init__(self) -> None:
+        _check_choice("sampling", self.sampling, ("poisson", "allocation"))
         if self.sampling == "allocation" and (not math.isclose(self.rate * self.batches, 1.0) or self.steps % self.batches):
             raise ValueError(f"steps must be whole epochs of 1 / rate batches, got {self.steps!r} steps at rate {self.rate!r}")
 
@@ -204,7 +211,7 @@ class CentralSlot(Slot):
         parts: (name, share): the share of 1 / z^2 of each release of the round.
 
     Raises:
-        ValueError: If the shares are not positive or do not add up to 1.
+        ValueError: If the sampling has another name, or the shares are not positive or do not add up to 1.
     """
 
     units = ("client",)
@@ -214,6 +221,7 @@ class CentralSlot(Slot):
     parts: tuple[tuple[str, float], ...] = (("sums", 1.0),)
 
     def __post_init__(self) -> None:
+        _check_choice("sampling", self.sampling, ("poisson", "fixed"))
         shares = [share for _, share in self.parts]
         if not all(share > 0 for share in shares) or not math.isclose(sum(shares), 1.0):
             raise ValueError(f"parts must have positive shares that add up to 1, got {self.parts!r}")
@@ -276,12 +284,18 @@ class LabelSlot(Slot):
             two clients' scores differ by -1 to 1, and log-probabilities are epsilon / 2 times the scores: their ratios range
             over at most epsilon.
         categories: Number of labels.
+
+    Raises:
+        ValueError: If the mechanism has another name.
     """
 
     units = ("client",)
     mechanism: Literal["randomised-response", "exponential"]
     epsilon: float
     categories: int
+
+    def __post_init__(self) -> None:
+        _check_choice("mechanism", self.mechanism, ("randomised-response", "exponential"))
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """See `Slot`; independent of the noise and of the adjacency.

@@ -10,6 +10,7 @@ from typing import Any
 from dpcfl_net.algorithms.base import find
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.experiment.config_overrides import key_parts
 
 TUNED = "local.*, algorithm.*, algorithms.NAME.* or rounds"
 SECTION, OWN = "algorithm.", "algorithms."
@@ -102,6 +103,31 @@ def spaces(algorithms: Sequence[str], axes: Mapping[str, Sequence[str]]) -> list
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def idle_overrides(found: Sequence[Space], changed: Mapping[str, Any]) -> list[str]:
+    """Say which overrides have no effect, since every trial that they would change takes the value of a tuned setting.
+
+    Args:
+        found: Search spaces of all algorithms.
+        changed: The overrides, as nested sections.
+    """
+    of_all = [key for key in found[0].axes if all(key in space.axes for space in found)]
+    own = [f"{OWN}{space.algorithm}.{key.removeprefix(SECTION)}" for space in found for key in space.axes]
+    return [
+        f"override {key}: it has no effect, since --grid gives the values of {key}"
+        for key in of_all + own
+        if _has(changed, key)
+    ]
+
+
+def _has(document: Any, key: str) -> bool:
+    """True if a document of nested sections sets a dotted key."""
+    for name in key_parts(key):
+        if not isinstance(document, Mapping) or name not in document:
+            return False
+        document = document[name]
+    return True
 
 
 def _check_names(algorithms: Sequence[str]) -> None:

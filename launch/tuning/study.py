@@ -23,7 +23,7 @@ from dpcfl_net.launch.own_code import check_code
 from dpcfl_net.launch.sweep_grid import Source, first_of, job_key
 from dpcfl_net.launch.sweeps import STORE
 from dpcfl_net.launch.tuning.search import count_trials, searcher
-from dpcfl_net.launch.tuning.space import Space, spaces
+from dpcfl_net.launch.tuning.space import Space, idle_overrides, spaces
 
 VALIDATION = 0.2  # fraction of the training records, where the configuration sets none
 
@@ -159,8 +159,9 @@ class Study:
         document = change(configuration.source_document(source), given)
         document.pop("tuning", None)
         found = spaces(algorithms, grid)
+        idle = idle_overrides(found, change({}, given))
         of_each = [configuration.without_effect(source, change(change({}, given), space.changes(0))) for space in found]
-        if problems := list(dict.fromkeys(itertools.chain(*of_each))):
+        if problems := list(dict.fromkeys(itertools.chain(idle, *of_each))):
             raise ConfigError(problems)
         count = count_trials(options.search, found, options.trials)
         options = _filled(options, configuration.load(document, {"algorithm.name": algorithms[0]}))

@@ -157,6 +157,16 @@ def test_a_part_of_another_shape_than_its_block_is_refused(part):
     assert not clipped.total.any()
 
 
+def test_a_step_cannot_change_sums_past_their_clipping():
+    clipped = ClippedSums((1, 50), 3.0)
+    with pytest.raises(ValueError, match="read-only"):
+        clipped.total[:] = 9.0
+    with pytest.raises(AttributeError):
+        clipped.unit = 0.1
+    with pytest.raises(AttributeError):
+        clipped.clients.discard(0)
+
+
 @pytest.mark.parametrize("bound", [math.inf, math.nan, 0.0, 1e-170])
 def test_a_clip_norm_or_length_that_no_noise_hides_is_refused(bound):
     """With infinite ones a count, or the place of a label, was NaN where a client was, and infinite elsewhere."""

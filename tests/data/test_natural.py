@@ -210,3 +210,17 @@ def test_a_function_may_name_the_clients_too(root, monkeypatch):
         ConfigError, match=r"test_client must be whole numbers or text, one for each of 12 records, got <U1 \(5,\)"
     ):
         open_set(asked, root)
+
+
+def test_records_without_the_name_of_their_client_are_refused(tmp_path):
+    """They were one large client, of all whose name was missing."""
+    x, names = np.arange(24, dtype=np.float32).reshape(12, 2), np.array(["b", "", "c"] * 4)
+    asked = {"dataset": "npz", "files": {"path": "own.npz"}, "partition": "natural", "clients": [2], "shift": "none"}
+    said = "4 of 12 records have an empty name of their client, the first is record 1, counted from 0"
+    whole = {"x": x, "y": np.arange(12) % 2, "client": names, "classes": 2}
+    split = {f"{part}_{key}": whole[key] for part in ("train", "test") for key in ("x", "y", "client")}
+    for arrays, where in ((whole, "'own.npz': 4"), (split, "train_client: 4"), (split, "test_client: 4")):
+        np.savez(tmp_path / "own.npz", **{"classes": 2, **arrays})
+        with pytest.raises(ConfigError, match=where) as error:
+            open_set(DataSettings(**asked), tmp_path)
+        assert said in str(error.value)

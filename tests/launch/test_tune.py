@@ -463,6 +463,33 @@ def test_a_change_that_the_section_of_one_algorithm_outweighs_is_refused(tmp_pat
         Study.of(SMALL, ["local.lr=0.1"], NAMES, {"local.clip": ["1", "2"]}, TuneOptions(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "grid", "key"),
+    [
+        (["local.lr=0.3"], GRID, "local.lr"),
+        ({"local": {"lr": 0.3}}, GRID, "local.lr"),
+        (["algorithms.global.local.lr=0.3"], GRID, "algorithms.global.local.lr"),
+        (["rounds=3"], {"rounds": ["1", "2"]}, "rounds"),
+    ],
+)
+def test_an_override_that_every_trial_replaces_is_refused(overrides, grid, key, tmp_path):
+    with pytest.raises(ConfigError, match=f"^override {key}: it has no effect, since --grid gives the values of {key}$"):
+        Study.of(SMALL, overrides, NAMES, grid, TuneOptions(), tmp_path)
+
+
+def test_an_override_that_one_algorithm_keeps_is_taken(tmp_path):
+    document = {key: value for key, value in SMALL.items() if key != "algorithms"}
+    study = Study.of(
+        document,
+        ["local.lr=0.3"],
+        NAMES,
+        {"algorithms.global.local.lr": ["0.1"], "local.clip": ["1", "2"]},
+        TuneOptions(),
+        tmp_path,
+    )
+    assert [study.trial_config(one.space, 0, 0).local.lr for one in study.tuned] == [0.1, 0.3]
+
+
 def test_a_dry_run_lists_the_trials(capsys):
     listed = call(
         capsys, "tune", "quickstart", "--algorithms", "global,local", "--grid", "local.lr=.1,.5", "--seeds", "0:3", "--dry-run"

@@ -7,7 +7,7 @@ import pytest
 from dpcfl_net.federation.claim import plan_events, protected, unprotected
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, StageSlot
+from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, LabelSlot, SecureSlot, StageSlot
 
 KEYS, MASKED, UNMASK = StageSlot("secure_keys"), SecureSlot("masked_update", 0.25), StageSlot("secure_unmask")
 
@@ -26,3 +26,20 @@ def test_noise_is_calibrated_for_the_masked_vectors_only_in_the_order_of_the_pla
     assert plan_events(protected(plan), 2.0, "zero-out") == [SampledGaussian(2.0, 0.25, 2), SampledGaussian(2.0, 0.1, 3)]
     assert plan_events(plan, 2.0, "zero-out").count(DataFree()) == 2
     assert unprotected(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: DPSGDSlot("train", 0.1, 5, "fixed"), "sampling must be 'poisson' or 'allocation', got 'fixed'"),
+        (lambda: CentralSlot("round", "Poisson", 5, 20), "sampling must be 'poisson' or 'fixed', got 'Poisson'"),
+        (
+            lambda: LabelSlot("label", "laplace", 1.0, 2),
+            "mechanism must be 'randomised-response' or 'exponential', got 'laplace'",
+        ),
+    ],
+)
+def test_a_slot_of_a_misspelt_kind_is_refused(make, sentence):
+    """It was taken for the default kind: the client sampled, and was charged, in another way than the plan said."""
+    with pytest.raises(ValueError, match=sentence):
+        make()

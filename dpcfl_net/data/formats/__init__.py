@@ -70,6 +70,8 @@ def _split(table: Table, files: FileSource) -> tuple[Table, Table]:
             f"data.files.path is {files.path!r}: labels and clients must be one for each of {len(table.x)} records, "
             f"got the shapes {table.y.shape} and {names.shape}"
         )
+    if unnamed := natural.unnamed(names):
+        raise ConfigError(f"data.files.path is {files.path!r}: {unnamed}")
     client, _ = natural.encoded(names, names[:0])
     chosen = natural.for_test(client, files.test_fraction, _SPLIT_SEED)
     return table.rows(~chosen), table.rows(chosen)
