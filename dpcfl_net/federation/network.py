@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 MOST_LISTED = 20  # client ids in a message
 GOODBYE_S = 5.0
+SILENT_S = 5.0  # without all clients, after which the log says who is missing
 RETURN_S = 5.0  # time for clients to come back to a coordinator that was restarted after the last round
 
 
@@ -43,6 +44,8 @@ class NetworkFederation(Federation):
         warn: Receives warnings.
         pauses: Receives the beginning and the end of pauses below the quorum.
     """
+
+    peers = "clients"  # their name in the log
 
     def __init__(
         self,
@@ -96,7 +99,10 @@ class NetworkFederation(Federation):
             return
         expected = set(self.clients) - set(self.away(t))
         needed = answers_needed(self.quorum, len(expected))
-        absent = self._wait_for(expected, len(expected), self.join_timeout_s)
+        absent = self._wait_for(expected, len(expected), min(SILENT_S, self.join_timeout_s))
+        if absent - self._unreachable and self.join_timeout_s > SILENT_S:
+            self._say_missing(absent, len(expected))
+            absent = self._wait_for(expected, len(expected), self.join_timeout_s - SILENT_S)
         problem = f"clients {_listed(sorted(absent))} did not join within {self.join_timeout_s:g} s"
         if len(expected) - len(absent) < needed <= len(expected) - len(absent & self._unreachable) and self.pause_s:
             joined = f"{problem}: {len(expected) - len(absent)} of {len(expected)} have joined, the quorum is {needed}"
@@ -109,6 +115,11 @@ class NetworkFederation(Federation):
             raise RunFailed(problem)
         if absent:
             self._warn(f"clients {_listed(sorted(absent))} have not joined; the run continues without them")
+
+    def _say_missing(self, absent: set[int], expected: int) -> None:
+        """Write to the log which clients have not joined so far."""
+        there = f"{expected - len(absent)} of {expected} {self.peers} have joined"
+        _log.info("%s: waiting up to %g s for %s %s", there, self.join_timeout_s, self.peers, _listed(sorted(absent)))
 
     def _wait_for(self, expected: set[int], count: int, seconds: float) -> set[int]:
         """Wait until `count` of the expected clients have connected or no more can; return those that have not."""

@@ -37,6 +37,8 @@ from dpcfl_net.transport.endpoint import ServerEndpoint
 class GroupCalls(NetworkFederation):
     """Delivers tasks to aggregators, which take the place of clients; args as `NetworkFederation`."""
 
+    peers = "aggregators"
+
     def exchange(self, t: int, task: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take) -> None:
         """Send tasks and pass the answers on in the order of the aggregators.
 

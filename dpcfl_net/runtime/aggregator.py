@@ -30,6 +30,7 @@ from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import aggregator_key
+from dpcfl_net.transport.message_log import refusal
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def run_aggregator(spec: AggregatorSpec) -> None:
     records = ServerRecords(spec.folder, protocol, algorithm)
     with contextlib.closing(records), _client_endpoint(spec, algorithm, entry, pair, records) as endpoint:
         write_atomically(RunFolder(spec.folder).address(aggregator_key(spec.number)), endpoint.address)
+        _log.info("listening at %s", endpoint.address)
         messages = GroupMessages(algorithm)
         # Connects now, so that a wrong address shows before the clients have joined; the coordinator hears of it when they have.
         coordinator = ClientEndpoint(
@@ -66,7 +68,7 @@ def run_aggregator(spec: AggregatorSpec) -> None:
             client=spec.number,
             task_template=lambda task: messages.task_template(entry.clients, task),
             check=messages.check_task,
-            on_failure=lambda failure: _log.warning("refused a message: %s %s", failure.get("code"), failure.get("reason", "")),
+            on_failure=lambda failure: _log.warning("%s", refusal(failure)),
             times=ClientTimes(orphan_timeout_s=spec.orphan_timeout_s),
             announces=False,
         )
@@ -94,7 +96,7 @@ def _client_endpoint(
         spec.bind,
         Link.of(algorithm.protocol, pair),
         **client_endpoint_arguments(algorithm, entry.clients),
-        log=MessageLog(lambda failure: _log.warning("refused: %s", failure), records.messages),
+        log=MessageLog(lambda failure: _log.warning("%s", refusal(failure)), records.messages),
     )
 
 

@@ -35,6 +35,7 @@ from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import FaultInjector, Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
+from dpcfl_net.transport.message_log import refusal
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.transcript import Transcript
 
@@ -116,6 +117,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
             stack.enter_context(closing(outbox))
         endpoint = stack.enter_context(_endpoint(spec, algorithm, pair, records, transcript))
         write_atomically(files.address(COORDINATOR), endpoint.address)
+        _log.info("listening at %s", endpoint.address)
         loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
         loading.start()  # the first model needs torch; it loads while clients start and join
         fed = _federation(spec, algorithm, endpoint, records, news)
@@ -167,7 +169,7 @@ def _endpoint(
         spec.bind,
         Link.of(protocol, pair),
         **peers,
-        log=MessageLog(lambda failure: _log.warning("refused: %s", failure), on_messages, transcript),
+        log=MessageLog(lambda failure: _log.warning("%s", refusal(failure)), on_messages, transcript),
         faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
 

@@ -27,6 +27,7 @@ from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link
 from dpcfl_net.transport.keys import OBSERVER
+from dpcfl_net.transport.message_log import refusal
 from dpcfl_net.transport.observer_inbox import ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 
@@ -60,12 +61,13 @@ def run_observer(spec: ObserverSpec) -> None:
         client_keys={entry.id: entry.public_key for entry in protocol.roster},
         parameters=protocol.model.parameters,
         max_models=job.algorithm.capabilities.published_models,
-        on_failure=lambda failure: _log.warning("refused: %s", failure),
+        on_failure=lambda failure: _log.warning("%s", refusal(failure)),
     )
     try:
         files = RunFolder(spec.folder)
         files.addresses.mkdir(parents=True, exist_ok=True)
         write_atomically(files.address(OBSERVER), inbox.address)
+        _log.info("listening at %s", inbox.address)
         import torch  # loads while workers start
 
         torch.set_num_threads(1)

@@ -33,6 +33,7 @@ from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, Payload
 from dpcfl_net.transport.keys import client_key
+from dpcfl_net.transport.message_log import refusal
 from dpcfl_net.transport.observer_notes import MOST_SPANS
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 
@@ -299,7 +300,7 @@ class Worker:
             Link.of(protocol, own_keys(self.spec, self.job), protocol.server_key(self.spec.client), self._context),
             client=self.spec.client,
             task_template={task: encoding.task_template(step) for task, step in client_steps(algorithm).items()}.get,
-            on_failure=lambda failure: _log.warning("refused a message: %s %s", failure.get("code"), failure.get("reason", "")),
+            on_failure=lambda failure: _log.warning("%s", refusal(failure)),
             times=ClientTimes(orphan_timeout_s=self.spec.orphan_timeout_s),
         )
         abort = True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dpcfl_net.transport.messages import Header, WireError
+from dpcfl_net.transport.messages import Header, WireError, plain
 from dpcfl_net.transport.transcript import Transcript
 
 QUIET = ("CHUNK", "CREDIT", "HEARTBEAT")  # kinds left out of the message log
@@ -15,6 +15,11 @@ CLIENT_PREFIX = "client-"  # marks the code of a client's ERROR, which the clien
 CODES = 128  # distinct codes; further ones from clients are counted together
 
 Row = dict[str, Any]
+
+
+def refusal(failure: Mapping[str, Any]) -> str:
+    """Describe a broken message, as `MessageLog.on_failure` gets it, in a line of the log."""
+    return plain(f"refused a message of {failure['peer']}: {failure['code']}: {failure['reason']}")
 
 
 class MessageLog:

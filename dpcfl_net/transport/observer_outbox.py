@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from dpcfl_net.transport.messages import VERSION, plain
 from dpcfl_net.transport.observer_notes import COORDINATOR, Note, Period
 from dpcfl_net.transport.payload import Payload
 from dpcfl_net.transport.sockets import Link, dial, join_curve, new_socket, require_safe, send
+
+_log = logging.getLogger(__name__)
 
 END_LINGER_MS = 30_000
 LOOK_S = 0.2  # between two questions for the observer's end
@@ -162,8 +165,12 @@ class ObserverOutbox:
             **fields,
         )
         data = msgpack.packb(note.model_dump(exclude_defaults=True))
-        self._gave_up = not self._wait(0.0 if self._gave_up else self._patience_s)
+        had_given_up = self._gave_up
+        self._gave_up = not self._wait(0.0 if had_given_up else self._patience_s)
         if self._gave_up:
+            if not had_given_up and not self._ended():
+                where = self._socket.get_string(zmq.LAST_ENDPOINT)
+                _log.warning("the observer at %s cannot be reached: what it should get is dropped until it can", where)
             return False
         try:
             send(self._socket, *([data] if chunk is None else [data, chunk]))

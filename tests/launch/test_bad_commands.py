@@ -175,7 +175,6 @@ KEYS: list[Case] = [
         2,
         ["{file}/protocol.json", "a part of this path"],
     ),
-    (COORDINATOR + " --join-timeout 0.2 --pause 0 --operator-key {operator}", 4, ["clients [0, 1] did not join within 0.2 s"]),
 ]
 ADDRESSES: list[Case] = [
     *(
@@ -432,6 +431,16 @@ def test_diff_takes_folders_for_their_protocols(places, capsys):
 @pytest.mark.parametrize(("line", "code", "words"), TABLE, ids=[line for line, _, _ in TABLE])
 def test_a_bad_command_line_is_a_sentence(line, code, words, places, capsys):
     check(call(capsys, *(word.format(**places) for word in line.split())), code, words, places)
+
+
+def test_a_coordinator_says_where_it_listens_and_who_is_missing(places, capsys):
+    """It said nothing until the clients had joined or their time was over."""
+    line = COORDINATOR + " --join-timeout 5.2 --pause 0 --operator-key {operator}"
+    done = call(capsys, *(word.format(**places) for word in line.split()))
+    listening, waiting, failed = done.err.splitlines()
+    assert "listening at tcp://127.0.0.1:" in listening
+    assert waiting.endswith("0 of 2 clients have joined: waiting up to 5.2 s for clients [0, 1]")
+    assert (done.code, failed) == (4, "error: clients [0, 1] did not join within 5.2 s")
 
 
 @pytest.mark.timeout(10, func_only=True)

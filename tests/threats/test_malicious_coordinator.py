@@ -242,7 +242,7 @@ def test_noise_clip_or_batch_in_a_message_is_refused(played, evidence):
     refused(played.honest(*steps))
     for client in HONEST:
         for name in ("noise_multiplier", "clip", "batch_size"):
-            assert f"refused a message: schema {name}: no field of a header" in played.said(client)
+            assert f"refused a message of coordinator: schema: {name}: no field of a header" in played.said(client)
     assert refused(played.honest("extra-tensor")) == "template"
     evidence.got("unknown fields noise_multiplier, clip, batch_size: refused (schema); as a tensor: refused (template)")
     count = answered(played.careless(*steps, "extra-tensor"))

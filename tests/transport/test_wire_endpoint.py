@@ -1008,13 +1008,16 @@ def test_an_observer_out_of_reach_is_waited_for_once() -> None:
         assert time.monotonic() - start < 100  # not 0.3 s each
 
 
-def test_missing_observer_stops_nobody() -> None:
+def test_missing_observer_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with closed_port() as port, outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.5) as main:
         start = time.monotonic()
         for index in range(50):
             main.models(index, [0], np.zeros((1, P), "f4"))
         assert time.monotonic() - start < 20  # not 0.5 s each
         assert main.dropped == 50
+        assert [record.getMessage() for record in caplog.records] == [
+            f"the observer at tcp://127.0.0.1:{port} cannot be reached: what it should get is dropped until it can"
+        ]
     forever = {"patience_s": 3600, "ended": lambda: True}
     with closed_port() as port, outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, **forever) as main:
         main.end(1)

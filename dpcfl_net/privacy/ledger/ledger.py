@@ -318,9 +318,11 @@ class Ledger:
             if not chain.closed:  # a killed process may have left charges and results that the device does not hold yet
                 self._disk.sync_tree(self.folder)
         if chain.entries[0].owner != header.owner:
-            raise LedgerError(
-                "ledger-foreign", f"{self.folder / LINES} belongs to {dict(chain.entries[0].owner)}, not to {owner}"
+            there, here = (
+                ", ".join(f"{key} {value}" for key, value in sorted(each.items()))
+                for each in (chain.entries[0].owner, header.owner)
             )
+            raise LedgerError("ledger-foreign", f"{self.folder / LINES} belongs to {there}; it must belong to {here}")
         if chain.image is None:
             if chain.copied or results:
                 raise broken(f"{self.folder / JOURNAL} is missing")
