@@ -46,7 +46,7 @@ def load(field: str, name: str) -> Callable[..., Any]:
         name: `package.module:function`.
 
     Raises:
-        ConfigError: If the module or function does not exist, is Python's own, is not callable, or its import raises.
+        ConfigError: If the module or function does not exist, is Python's own or a script's, is not callable, or its import raises.
     """
     if not _FORM.fullmatch(name):
         raise ConfigError(f"{field} is {name!r}: a function of your own is written package.module:function")
@@ -54,6 +54,11 @@ def load(field: str, name: str) -> Callable[..., Any]:
     if module_name.endswith(".py"):
         raise ConfigError(
             f"{field} is {name!r}: name the module, without .py: {module_name.removesuffix('.py')}:{function_name}"
+        )
+    if module_name == "__main__":
+        raise ConfigError(
+            f"{field} is {name!r}: other processes cannot import the code of a script or notebook; write it to a file, "
+            f"for example my_code.py, and give the name my_code:{function_name}"
         )
     module_name = MOVED.get(module_name, module_name)
     here = os.getcwd()

@@ -115,13 +115,22 @@ def _outweighed(
 
 
 def plain(value: Any) -> Any:
-    """Convert a Python value to YAML types: a deep copy with lists for tuples, text for paths, no numpy numbers."""
+    """Convert a Python value to YAML types: a deep copy with lists for tuples, text for paths, no numpy numbers.
+
+    Raises:
+        ConfigError: For a function or class, which a configuration can only name.
+    """
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        module = value.__module__ if value.__module__ != "__main__" else "my_code"
+        raise ConfigError(
+            f"a configuration cannot hold {value.__qualname__!r} itself: give its name, '{module}:{value.__qualname__}'"
+        )
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -143,6 +143,16 @@ def test_a_function_of_a_package_in_the_current_folder_is_found(module):
     assert plugins.call("data.dataset", "packed.inner:load", 7) == 7
 
 
+def test_code_of_a_notebook_is_refused_before_a_run_starts(monkeypatch):
+    """The run started, and other processes said that __main__ has no such function."""
+    monkeypatch.setattr(sys.modules["__main__"], "net", len, raising=False)
+    with pytest.raises(ConfigError, match=r"cannot import the code of a script or notebook; .*give the name my_code:net$"):
+        plugins.load("model.name", "__main__:net")
+    for document in ({"model": plugins.load}, {"model": {"name": plugins.load}}):
+        with pytest.raises(ConfigError, match=r"give its name, 'dpcfl_net\.core\.plugins:load'$"):
+            config.load("quickstart", document)
+
+
 def test_a_configuration_alone_executes_no_command(module, tmp_path):
     """`data.dataset: os:system` executed `data.root` in a shell, also with --dry-run, and shutil:rmtree removed the data sets."""
     (tmp_path / "data").mkdir()
