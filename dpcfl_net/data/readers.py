@@ -80,8 +80,13 @@ def _any_number_of(record: tuple[int, ...]) -> str:
 
 
 def identity(paths: list[Path]) -> str:
-    """Return a text that identifies these versions of the files (path, size, modification time) without reading them."""
-    return "\n".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+    """Return a text that identifies these versions of the files (path, size, modification time) without reading them.
+
+    Of a folder it has the path only: files that a program leaves there, such as locks, would change its time.
+    """
+    return "\n".join(
+        str(path) if path.is_dir() else f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths
+    )
 
 
 def damaged(path: Path, why: str) -> ConfigError:

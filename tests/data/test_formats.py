@@ -240,6 +240,8 @@ def test_image_folders_are_classes_and_above_them_clients(tmp_path, image_librar
     assert len(dogs_of_bob) == 4
     assert {image.tobytes() for image in dogs_of_bob} < ours
     assert not ((images.owners[0] == 1) & (images.train_y == 0)).any()
+    (tmp_path / "pets" / "ada" / "emu").rmdir()
+    assert read("image-folder", "pets", tmp_path).classes == 2  # the number of classes came from a cache
 
 
 def test_image_folders_with_a_split_are_converted_and_resized_on_request(tmp_path, image_library):

@@ -17,7 +17,7 @@ _SPLIT_SEED = 1
 
 
 def paths(files: FileSource, root: Path) -> list[Path]:
-    """List the files of a data set.
+    """List the files of a data set, and the folders below its own: a folder without files may be a class.
 
     Args:
         files: The settings.
@@ -27,7 +27,7 @@ def paths(files: FileSource, root: Path) -> list[Path]:
         DataMissing: If there is no such file or folder.
     """
     path = _path(files, root)
-    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return [path] if path.is_file() else sorted(path.rglob("*"))
 
 
 def read(name: str, files: FileSource, root: Path) -> dict[str, Any]:
