@@ -65,6 +65,11 @@ def clipped_by_coordinate(gradients: np.ndarray) -> np.ndarray:
     return np.clip(gradients, -CLIP, CLIP)
 
 
+def clipped_by_small_coordinate(gradients: np.ndarray) -> np.ndarray:
+    """Less than the clip norm on 25 coordinates or fewer."""
+    return np.clip(gradients, -CLIP / 5, CLIP / 5)
+
+
 def clipped_by_tensor(gradients: np.ndarray) -> np.ndarray:
     """The first and the second half of the coordinates each have the clip norm."""
     middle = gradients.shape[1] // 2
@@ -127,6 +132,7 @@ SEEDS = np.random.default_rng(5)  # the tests are repeatable, and runs are still
 sound = program()
 missing_clip = program(clip=lambda gradients: gradients)
 coordinate_clip = program(clip=clipped_by_coordinate)
+small_coordinate_clip = program(clip=clipped_by_small_coordinate)
 fixed_batches, shuffled_batches, dense_batches = program(fixed), program(shuffled), program(denser)
 one_batch, sliced_batches = program(repeated), program(slices)
 allocated_batches, allocated_once_batches = program(allocated), program(allocated_once)

@@ -58,6 +58,7 @@ def test_a_function_that_keeps_its_claim_passes_every_check(name):
         ("missing_clip", {"clipping", "audit"}, "moved a release by 10,000 clip norms"),
         ("noisy_missing_clip", {"clipping", "audit"}, "further than a clip norm each"),
         ("coordinate_clip", {"clipping"}, "spread-out gradients"),
+        ("small_coordinate_clip", {"clipping", "sampling"}, "spread-out gradients"),
         ("fixed_batches", {"sampling"}, "Batches have a fixed size"),
         ("end_only_fixed", {"sampling"}, "Batches have a fixed size"),
         ("dense_batches", {"sampling"}, "(29|30).* records on average, not 20"),

@@ -11,7 +11,6 @@ from dpcfl_net.privacy.canaries import GAIN
 
 UNCLIPPED = 0.99  # norm, in clip norms, of gradients that clipping leaves as they are
 SMALL, GIANT = 0.5, 1e4
-_DENSE = 16  # coordinates of a giant gradient that is spread out
 _MOST_COLUMNS, _FEWEST_COLUMNS = 512, 64
 _SPREAD = 4  # coordinates of a spread-out gradient among single ones
 _FIRST = 2  # coordinate that `halves` does not use
@@ -33,8 +32,8 @@ def halves(claim: Claim) -> np.ndarray:
 def sizes(claim: Claim, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Small, giant and spread-out giant gradients, a third of the records each.
 
-    Spread-out ones reach from the first coordinates to the last, so that clipping each of several tensors does not pass for clipping
-    all of them together.
+    Spread-out ones have half of the coordinates, from the first to the last, so that clipping each of several tensors, or each
+    coordinate to a small value, does not pass for clipping all of them together. Noise beside them is measured on the other half.
 
     Returns:
         The records, and the direction of each third, (3, d).
@@ -42,8 +41,8 @@ def sizes(claim: Claim, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     width = columns(claim)
     directions = np.zeros((3, width))
     directions[0, _FIRST] = directions[1, _FIRST + 1] = 1.0
-    dense = np.linspace(_FIRST + 2, width - 1, _DENSE).astype(int)
-    directions[2, dense] = (2 * rng.integers(0, 2, _DENSE) - 1) / np.sqrt(_DENSE)
+    dense = np.arange(width - 1, _FIRST + 1, -2)
+    directions[2, dense] = (2 * rng.integers(0, 2, len(dense)) - 1) / np.sqrt(len(dense))
     norms = np.array([SMALL, GIANT, GIANT]) * claim.clip
     kinds = np.arange(claim.records) % 3
     return (norms[kinds, None] * directions[kinds]).astype(np.float32), directions
