@@ -12,16 +12,16 @@ from dpcfl_net.core.plugins import is_plugin, load
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
 from dpcfl_net.data.settings import is_own
-from dpcfl_net.experiment.config_schema import Config, NetworkSection
+from dpcfl_net.experiment.audit_checks import audit_problems
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.model_template import model_template
-from dpcfl_net.experiment.network_settings import links_of
+from dpcfl_net.experiment.network_checks import network_problems
 from dpcfl_net.experiment.secure_sum_checks import secure_sum_problems
 from dpcfl_net.federation.claim import adjacency_problem
 from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits making a job takes about a minute at most.
 MOST_ANSWERS = 2_000_000  # rounds times clients
-MOST_REAL_LATENCY_S = 1.0  # a handshake of CURVE over TCP takes about 9 one-way trips
 MOST_STEPS = 500_000  # of one client's local training over the whole run
 
 
@@ -257,137 +257,6 @@ def _personal_model_problems(config: Config) -> list[str]:
     return problems
 
 
-def _audit_problems(config: Config) -> list[str]:
-    """Problems of an audit that are known before the plan."""
-    audit, privacy, clients = config.audit, config.privacy, config.data.client_count
-    if not audit.canaries:
-        return []
-    problems, asked = [], f"audit.canaries is {audit.canaries}:"
-    if config.ledger.scope == "dataset":
-        problems.append(f"{asked} canaries are not records: ledger.scope must be 'run', got 'dataset'")
-    if privacy.unit == "client":
-        return problems + _client_audit_problems(config, asked)
-    if config.capabilities.plain_sgd:
-        problems.append(f"{asked} canaries are records under DP-SGD, which {config.algorithm['name']} does not run")
-    problems += _audit_transcript_problems(config, asked)
-    if audit.client != "all" and not 0 <= audit.client < clients:
-        problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
-    return problems
-
-
-def _audit_transcript_problems(config: Config, asked: str) -> list[str]:
-    """Problem of an audit that reads a transcript, in a run without one."""
-    if config.runtime.federation == "in-process":
-        return [f"{asked} the audit reads a transcript: runtime.federation must be 'network'"]
-    if config.output.transcript != "full":
-        return [f"{asked} the audit reads a transcript: output.transcript must be 'full', got {config.output.transcript!r}"]
-    return []
-
-
-def _client_audit_problems(config: Config, asked: str) -> list[str]:
-    """Problems of an audit of whole clients."""
-    audit, able, clients, name = config.audit, config.capabilities, config.data.client_count, config.algorithm["name"]
-    problems = []
-    if config.privacy.trust == "untrusted-server":
-        problems.append(
-            f"{asked} whole clients are audited by sums over them: privacy.trust must be 'trusted-server' or 'secure-aggregation', got "
-            f"{config.privacy.trust!r}"
-        )
-    if config.privacy.secure:
-        problems += _audit_transcript_problems(config, asked)
-    if getattr(config.options, "sampling", None) == "visible":
-        problems.append(
-            f"{asked} algorithm.sampling must not be 'visible': the audit knows one update of each client in every sum"
-        )
-    others = {
-        "is asynchronous": able.asynchronous,
-        "keeps a state in its clients": able.holds_state,
-        "trains more than one model in a task": able.shared_models > 0,
-    }
-    if why := " and ".join(text for text, holds in others.items() if holds):
-        problems.append(
-            f"{asked} {name} with these options {why}, and the audit knows one update of each client in the sum of one secret sample"
-        )
-    if audit.client != "all":
-        problems.append(
-            f"audit.client is {audit.client}: must be all with privacy.unit client, where each client is one canary"
-        )
-    if audit.canaries > clients:
-        problems.append(f"{asked} must be at most the {clients} clients, each of which is one canary")
-    return problems
-
-
-def _network_problems(config: Config) -> list[str]:
-    """Problems of links, and of links with the federation."""
-    return [*_clock_problems(config), *_emulation_problems(config), *_link_problems(config)]
-
-
-def _clock_problems(config: Config) -> list[str]:
-    """Problems of virtual time, and settings that belong to it."""
-    network, federation, problems = config.network, config.runtime.federation, []
-    if network.clock != "virtual":
-        return _of_virtual_time(network)
-    if federation != "in-process":
-        problems.append(
-            f"network.clock is 'virtual': runtime.federation must be 'in-process', got {federation!r}; over the network "
-            "transfers take their real time"
-        )
-    if config.capabilities.asynchronous:
-        problems.append(
-            "network.clock is 'virtual': algorithm.asynchronous must be null, since it has separate virtual `durations`"
-        )
-    if network.how != "off":
-        problems.append(f"network.how is {network.how!r}: must be 'off' where network.clock is 'virtual', which sends nothing")
-    return problems
-
-
-def _of_virtual_time(network: NetworkSection) -> list[str]:
-    """Problems of settings that only virtual time has."""
-    found: list[tuple[str, float]] = [("cores", network.cores)] if network.cores else []
-    links = [
-        ("default", network.default),
-        *((f"groups.{key}", link) for key, link in network.groups.items()),
-        *((f"clients.{key}", link) for key, link in network.clients.items()),
-    ]
-    found += [(f"{field}.compute_factor", link.compute_factor) for field, link in links if link.compute_factor is not None]
-    return [f"network.{field} is {value:g}: belongs to network.clock virtual, got 'real'" for field, value in found]
-
-
-def _emulation_problems(config: Config) -> list[str]:
-    """Problems of the way in which links are emulated."""
-    network, federation, problems = config.network, config.runtime.federation, []
-    if network.how != "off" and federation != "network":
-        problems.append(f"network.how is {network.how!r}: runtime.federation must be 'network', got {federation!r}")
-    if network.model_fields_set and not network.model_fields_set & {"how", "clock"}:  # written off is a choice
-        problems.append("network.how is missing: links need 'relay' or 'netem', or network.clock 'virtual'; 'off' ignores them")
-    if network.how == "netem" and config.runtime.clients_per_worker > 1:
-        problems.append(
-            f"network.how is 'netem': each client has its own network; runtime.clients_per_worker must be 1, got "
-            f"{config.runtime.clients_per_worker}"
-        )
-    if network.how == "netem" and config.runtime.transport.security != "curve":
-        problems.append("network.how is 'netem': its addresses are not loopback; runtime.transport.security must be 'curve'")
-    return problems
-
-
-def _link_problems(config: Config) -> list[str]:
-    """Problems of the link of each client."""
-    network = config.network
-    try:
-        schedules = links_of(network, config.data.clients)
-    except ConfigError as error:
-        return error.problems
-    if network.how == "off":
-        return []
-    return [
-        f"network: the latency of client {client} is {longest * 1000:g} ms: must be at most {MOST_REAL_LATENCY_S * 1000:g} where "
-        f"network.how is {network.how!r}, since a handshake must be over after 10 s; network.clock 'virtual' takes any"
-        for client, schedule in enumerate(schedules)
-        if (longest := max([schedule.link.latency_s, *(step.latency_s or 0.0 for step in schedule.steps)]))
-        > MOST_REAL_LATENCY_S
-    ]
-
-
 def _name_problems(field: str, name: str, known: Iterable[str]) -> list[str]:
     if name in known or is_plugin(name):
         return []
@@ -447,6 +316,6 @@ def _data_problems(config: Config, known_model: bool) -> list[str]:
 
 _CHECKS = (
     _ledger_problems, _privacy_problems, _epsilon_problems, secure_sum_problems, _transcript_problems, _device_problems,
-    _aggregator_problems, _pace_problems, _sampling_problems, _precision_problems, _audit_problems, _availability_problems,
-    _network_problems, _communication_problems, _personal_model_problems, _option_problems,
+    _aggregator_problems, _pace_problems, _sampling_problems, _precision_problems, audit_problems, _availability_problems,
+    network_problems, _communication_problems, _personal_model_problems, _option_problems,
 )  # fmt: skip
