@@ -9,12 +9,14 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
+from dpcfl_net.core.frozen import once
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.plan_examples import plan_examples
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 WITHOUT_CLIENTS = (
@@ -26,16 +28,19 @@ WITHOUT_CLIENTS = (
 def pulled_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     """Bound the norm of an honest update: that of DP-SGD, plus the proximal steps towards the mean.
 
-    Let B bound the norm of noise and clipped sums in a round of S steps, and D be the distance from the mean. A fraction
-    r = (1 - lr lambda)^S of D is left after the round. The update is at most B + (1 - r) D, and D grows by at most 2 B in a round.
+    Let B bound the norm of noise and clipped sums in a round of S steps of the client, and D be its distance from the mean. A
+    fraction r = (1 - lr lambda)^S of D is left after the round. All models start equal, and a round moves a model and the mean apart
+    by at most twice the largest B of any client. The update is at most B + (1 - r) D.
 
     Args:
         algorithm: The job's algorithm.
         client: The client's roster entry.
     """
-    _, steps, _ = full_epochs(algorithm.protocol.local, client)
-    remaining = (1 - algorithm.protocol.local.lr * algorithm.options.lam) ** steps
-    return dpsgd_norm(algorithm, client) * (1 + 2 * algorithm.protocol.rounds * (1 - remaining))
+    protocol = algorithm.protocol
+    _, steps, _ = full_epochs(protocol.local, client)
+    remaining = (1 - protocol.local.lr * algorithm.options.lam) ** steps
+    largest = once(protocol, "largest update", lambda: max(dpsgd_norm(algorithm, entry) for entry in plan_examples(algorithm)))
+    return dpsgd_norm(algorithm, client) + (1 - remaining) * 2 * protocol.rounds * largest
 
 
 PULLED = TensorSpec("f4", ("p",), max_norm=pulled_norm)

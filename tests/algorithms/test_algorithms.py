@@ -12,7 +12,7 @@ import pytest
 from conftest import SMALL, charged_by_round, only_run, write_config
 from simulate import simulate
 
-from dpcfl_net.algorithms.base import registry
+from dpcfl_net.algorithms.base import dpsgd_norm, registry
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.data.partition import open_client
@@ -307,6 +307,18 @@ def test_the_servers_mean_is_that_of_all_models_when_clients_are_away_and_have_u
     own = [np.frombuffer(model, np.float32) for model in personal]
     mean = np.average(own, axis=0, weights=[entry.records for entry in job.protocol.roster])
     np.testing.assert_allclose(state.models[0], mean, atol=1e-5)
+
+
+def test_an_update_that_the_noise_of_another_client_pulls_far_is_accepted(tmp_path):
+    """Client 0 has so little epsilon that its noise moves the mean far beyond what client 1 itself could move in all rounds."""
+    job = job_for(
+        tmp_path, {"name": "mr-mtl", "lam": 1.0}, rounds=2, data={**TINY["data"], "clients": [2], "train_per_client": 600},
+        local={"batch_size": 600, "lr": 1.0}, privacy={**SMALL["privacy"], "epsilon": 8, "epsilon_by_client": {"0": 0.02}},
+    )  # fmt: skip
+    means = [models.initial_of(job.protocol.model)]
+    simulate(job, tmp_path, on_round=lambda t, state: means.append(state.models[0]))
+    assert np.linalg.norm(means[1] - means[0]) > 5 * dpsgd_norm(job.algorithm, job.protocol.client(1))
+    assert len(means) == 3
 
 
 def test_a_pull_that_overshoots_is_refused():
