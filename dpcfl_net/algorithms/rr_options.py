@@ -110,6 +110,8 @@ def _label_problems(options: RROptions, setting: Setting) -> list[str]:
         problems.append(f"algorithm.labels is {mechanism!r}: needs labels_every of 1 or more")
     if mechanism == "randomised-response" and not every:
         problems += _sample_problems(options, setting)
+    if mechanism == "randomised-response" and options.clusters < 2:
+        problems.append(f"algorithm.clusters is {options.clusters}: must be 2 or more with labels randomised-response")
     if every and options.guarantee == "paper":
         problems.append("algorithm.guarantee is 'paper': must be labels-first or expected with labels_every")
     if every and options.guarantee == "expected" and every >= setting.rounds:
@@ -137,8 +139,6 @@ def _sample_problems(options: RROptions, setting: Setting) -> list[str]:
         )
     if options.base == "oracle":
         problems.append("algorithm.labels is 'randomised-response': must be gaussian with base oracle, whose labels are public")
-    if options.clusters < 2:
-        problems.append(f"algorithm.clusters is {options.clusters}: must be 2 or more with labels randomised-response")
     return problems
 
 

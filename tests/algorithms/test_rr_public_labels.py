@@ -308,6 +308,7 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
         ({**EACH_SAMPLE, "guarantee": "paper"}, "guarantee is 'paper': must be labels-first with labels"),
         ({**EACH_SAMPLE, "base": "oracle", "min_cluster_size": 0}, "must be gaussian with base oracle"),
         ({**EACH_SAMPLE, "clusters": 1}, "clusters is 1: must be 2 or more"),
+        ({**SELDOM, "clusters": 1}, "clusters is 1: must be 2 or more"),
         ({**EACH_SAMPLE, "labels_epsilon": 90.0}, "privacy.epsilon is 20.*selections and labels alone spend"),
         (
             {**ORACLE, "guarantee": "labels-first", "labels": "exponential", "labels_every": 1},
