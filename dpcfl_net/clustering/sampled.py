@@ -116,12 +116,12 @@ def _responsibilities(updates: np.ndarray | Sequence[np.ndarray], labels: np.nda
 
 
 def _blur(centres: np.ndarray, counts: np.ndarray, variance: float) -> float:
-    """Factor by which errors of the centres widen the log-odds of the closest pair; 1 for exact centres."""
+    """Factor by which errors of the centres widen the log-odds of the closest pair, 1 for exact centres; at most 100."""
     worst, p = 1.0, centres.shape[1]
     for a, b in combinations(np.flatnonzero(counts), 2):
         error = p * variance * (1 / counts[a] + 1 / counts[b])
         found = float(((centres[a] - centres[b]) ** 2).sum())
-        worst = max(worst, found / max(found - error, found / 100))
+        worst = max(worst, found / max(found - error, found / 100) if found else 100.0)
     return worst
 
 

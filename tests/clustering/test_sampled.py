@@ -63,3 +63,12 @@ def test_one_cluster_and_values_that_are_not_finite():
 def test_equal_updates_stay_finite():
     found = sampled.fit(np.ones((30, 5), np.float32), sample=10, clusters=2)
     assert np.isfinite(found.posteriors).all()
+
+
+def test_clusters_of_equal_updates_beside_another_one_stay_finite():
+    """Clients that send zeros: with the only other update set aside, their cluster is split into two of equal centres."""
+    x = np.zeros((18, 400), np.float32)
+    x[8] = 5 * np.random.default_rng(0).standard_normal(400)
+    for seed in range(10):
+        found = sampled.fit(x, sample=10, clusters=3, seed=seed, noise_deviation=1.0)
+        assert np.isfinite(found.posteriors).all()
