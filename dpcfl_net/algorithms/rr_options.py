@@ -27,7 +27,7 @@ class RROptions(Sampled):
     guarantee: Literal["labels-first", "expected", "paper"] = Field(
         default="labels-first", description="order of the releases, which decides the claim that holds"
     )
-    label_clip: float = Field(default=0.1, gt=0, le=1, description="C_s: norm of a one-hot label before noise")
+    label_clip: float = Field(default=0.1, ge=1e-9, le=1, description="C_s: norm of a one-hot label before noise")
     labels_share: float = Field(
         default=0.3, gt=0, lt=1, description="fraction of a round's 1 / z^2 for gaussian labels, where they are released"
     )

@@ -296,6 +296,7 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
     [
         ({"labels_every": 2}, "algorithm.labels_every is 2: must be 0 with labels gaussian"),
         ({"labels": "exponential"}, "needs labels_every of 1 or more"),
+        ({"label_clip": 1e-200}, r"algorithm\.label_clip is 1e-200: must be greater than or equal to"),
         ({**SELDOM, "guarantee": "paper"}, "must be labels-first or expected with labels_every"),
         ({**SELDOM, "guarantee": "expected", "sampling": "poisson", "labels_every": 4}, "must be below rounds 4"),
         ({**SELDOM, "base": "fesem"}, "needs Poisson sampling"),
