@@ -11,6 +11,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import check_runnable
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.build import changed_settings
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.results import summary
 
@@ -51,7 +52,7 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
 
     Raises:
         ConfigError: If the folder holds no run, or a damaged one, or one with workers on other hosts and `remote` is not set, or
-            one that an earlier version started and did not finish.
+            one that is not finished and that an earlier version started, or whose configuration is not that of its signed job.
         Refused: If its job is not signed.
     """
     files = RunFolder(folder)
@@ -70,4 +71,6 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
         saved = SavedRun(config, {})
     if not saved.finished:
         check_runnable(job.protocol)
+        if changed := changed_settings(config, job):
+            raise ConfigError([f"{files.config} is not the configuration of the signed job: {change}" for change in changed])
     return saved

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.algorithms.client_level import ClientLevel
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.job_differences import differences
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
 from dpcfl_net.core.roster import ClientEntry, Roster
 from dpcfl_net.core.seeds import derive_seed
@@ -100,7 +102,7 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
     secrets = Secrets.of(config)
     clients = len(config.data.true_clusters)
     order = np.random.Generator(np.random.PCG64(derive_seed(secrets.salt, "permutation"))).permutation(clients).tolist()
-    settings = DataSettings.model_validate(config.data.model_dump(exclude={"root"}))
+    settings = _data_settings(config)
     pieces = plan_slices(settings, images, _seed_of(config, "partition"))
     experiment = _experiment(config, settings, order, secrets)
     public = keys.read_client_keys(key_folder, clients)
@@ -115,6 +117,42 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
     return Job(protocol, experiment)
 
 
+def changed_settings(config: Config, job: Job) -> list[str]:
+    """List the settings of a configuration that differ from those in a job; a run of the job uses the latter.
+
+    Args:
+        config: The configuration, such as that in the folder of a run.
+        job: The job.
+
+    Returns:
+        One line for each setting, "here" in the configuration and "there" in the job. Settings that are not part of the job, such as
+        timeouts, are not compared.
+    """
+    protocol, experiment = job.protocol, job.experiment
+    data = _data_settings(config).model_dump(mode="json")
+    found = [
+        *differences(protocol.model_copy(update=_signed_settings(config)), protocol),
+        *differences(experiment.model_copy(update={"seed": config.seed, "data": data}), experiment),
+    ]
+    secret = b"" if experiment.audit is None else bytes.fromhex(experiment.audit.secret)
+    if _audit(config, len(protocol.roster), secret) != experiment.audit:
+        found.append("audit: other canaries here than there")
+    if config.model.name != protocol.model.name:
+        found.append(f"model.name: {config.model.name!r} here, {protocol.model.name!r} there")
+    groups = [(group[0], group[-1]) for group in config.runtime.groups(len(protocol.roster))]
+    if groups != [(entry.first, entry.last) for entry in protocol.aggregators]:
+        found.append("runtime.aggregators: other groups of clients here than there")
+    epsilons = config.privacy.epsilons()
+    for entry in protocol.roster:
+        spans = config.availability.spans(entry.id, config.rounds)
+        pairs = ("availability", spans, entry.rounds), ("epsilon", epsilons.get(entry.id), entry.epsilon)
+        if different := [
+            f"{name} of client {entry.id}: {here} here, {there} there" for name, here, there in pairs if here != there
+        ]:
+            return [*found, *different]
+    return found
+
+
 def _root(config: Config) -> bytes:
     return str(config.seed).encode()
 
@@ -122,6 +160,10 @@ def _root(config: Config) -> bytes:
 def _seed_of(config: Config, purpose: str) -> int:
     """Derive a seed from the configuration's seed, which can be guessed."""
     return derive_seed(_root(config), purpose)
+
+
+def _data_settings(config: Config) -> DataSettings:
+    return DataSettings.model_validate(config.data.model_dump(exclude={"root"}))
 
 
 def _experiment(config: Config, settings: DataSettings, order: list[int], secrets: Secrets) -> Experiment:
@@ -172,26 +214,33 @@ def _protocol(
 ) -> Protocol:
     """Protocol part before calibration."""
     return Protocol(
+        **_signed_settings(config),
         run=run.hex(),
-        name=config.name,
-        algorithm=config.algorithm["name"],
-        options=config.options.model_dump(mode="json"),
-        rounds=config.rounds,
-        local=config.local,
-        privacy=PrivacyTarget.model_validate(config.privacy.model_dump(exclude={"noise_seed", "epsilon_by_client"})),
         model=model,
         roster=roster,
         coordinator_key=keys.read_public(key_folder, keys.COORDINATOR),
         observer_key=keys.read_public(key_folder, keys.OBSERVER),
         server_seed=hashlib.sha256(b"server\0" + _root(config)).hexdigest(),
-        ledger_scope=config.ledger.scope,
-        security=config.runtime.transport.security,
-        communication=config.communication.signed(),
         aggregators=_aggregators(config.runtime.groups(len(roster)), key_folder),
-        tuning=config.tuning,
         oracle=experiment.true_clusters if config.capabilities.uses_oracle else None,
         experiment_hash=digest(experiment),
     )
+
+
+def _signed_settings(config: Config) -> dict[str, Any]:
+    """Fields of the protocol that the configuration alone determines."""
+    return {
+        "name": config.name,
+        "algorithm": config.algorithm["name"],
+        "options": config.options.model_dump(mode="json"),
+        "rounds": config.rounds,
+        "local": config.local,
+        "privacy": PrivacyTarget.model_validate(config.privacy.model_dump(exclude={"noise_seed", "epsilon_by_client"})),
+        "ledger_scope": config.ledger.scope,
+        "security": config.runtime.transport.security,
+        "communication": config.communication.signed(),
+        "tuning": config.tuning,
+    }
 
 
 def _aggregators(groups: list[range], key_folder: Path) -> list[AggregatorEntry]:

@@ -461,6 +461,32 @@ def test_a_damaged_run_folder_is_a_sentence(command, name, content, code, words,
     check(call(capsys, *command.split(), folder), code, words, {"damaged": folder})
 
 
+CHANGED: list[tuple[str, str, str]] = [  # (text of config.yaml, its replacement, what is said)
+    ("rounds: 2", "rounds: 5", "rounds: 5 here, 2 there"),
+    ("lr: 0.5", "lr: 0.2", "local.lr: 0.2 here, 0.5 there"),
+    ("seed: 0", "seed: 1", "seed: 1 here, 0 there"),
+    ("name: digits-cnn", "name: linear", "model.name: 'linear' here, 'digits-cnn' there"),
+    ("aggregators: 0", "aggregators: 2", "runtime.aggregators: other groups of clients here than there"),
+    ("epsilon_by_client: {}", "epsilon_by_client: {1: 2}", "epsilon of client 1: 2.0 here, None there"),
+    ("ledger:", "availability: {clients: {0: [[2, 2]]}}\nledger:", "availability of client 0: [(2, 2)] here, None there"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), CHANGED, ids=[new for _, new, _ in CHANGED])
+def test_a_run_does_not_resume_with_settings_that_its_signed_job_does_not_have(old, new, said, places, tmp_path, capsys):
+    """It resumed with those of the job, and its page showed the others."""
+    folder = tmp_path / "run"
+    shutil.copytree(places["run"], folder)
+    (folder / "run.json").unlink()
+    path = folder / "config.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    check(call(capsys, "run", "--resume", folder), 2, [f"{path} is not the configuration of the signed job: {said}"], {})
+    path.write_text(text.replace("quorum: 1.0", "quorum: 0.5"))  # not a part of the job
+    assert call(capsys, "run", "--resume", folder).code == 0
+
+
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [

@@ -26,6 +26,7 @@ from wire_page import rows, section
 import dpcfl_net as dpcfl
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry, Roster, RosterReference
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Experiment
 from dpcfl_net.privacy.events.base import event_types
 from dpcfl_net.privacy.ledger import entries
@@ -52,6 +53,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "data": {**FOUR, "clients": [6, 6], "shift": "rotation"}, **LINEAR,
         "privacy": {**BY_CLIENT, "trust": "trusted-server"},
         "algorithm": {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 0.5, "guarantee": "expected"},
+    },
+    "released labels": {
+        "data": {**FOUR, "clients": [6, 6], "shift": "rotation"}, **LINEAR,
+        "privacy": {**BY_CLIENT, "trust": "trusted-server", "adjacency": "replace-one"},
+        "algorithm": {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 0.5, "sampling": "fixed"},
+        "runtime": {"federation": "in-process"}, "output": {"transcript": "off"},
     },
     "asynchronous": {
         **PRIVATE, **LINEAR, "data": FOUR, "rounds": 5, "runtime": {"federation": "network"},
@@ -82,9 +89,18 @@ def test_every_field_of_a_run_is_on_the_page(by_network: dpcfl.Run):
     assert problems == []
     assert {title.split("`")[1] for title in used} == SEEN
     files = {str(path.relative_to(by_network.path).parts[0]) for path in by_network.path.rglob("*") if path.is_file()}
+    assert files - listed_files() == set(), "the page does not list a file"
+
+
+def listed_files() -> set[str]:
+    """Names of files and folders in the page's first tables."""
     listed = set(re.findall(r"^\| (.*?) \|", PAGE.read_text().partition("## Conventions")[0], re.MULTILINE))
-    names = {name.strip().partition("/")[0] for cell in listed for name in cell.split(",")}
-    assert files - names == set(), "the page does not list a file"
+    return {name.strip().partition("/")[0] for cell in listed for name in cell.split(",")}
+
+
+def test_the_page_lists_every_name_of_a_run_folder():
+    own = {path.name for name, path in vars(RunFolder("run")).items() if name != "path"}
+    assert own - listed_files() == set()
 
 
 @pytest.mark.slow
@@ -105,7 +121,7 @@ def test_every_field_of_other_runs_is_on_the_page(kind: str, tmp_path: Path):
     problems, used = compare(folder)
     assert problems == []
     wanted = {
-        "first round": "first_round.npz", "audited": "attacks/*.json", "trusted server": "labels of a trusted server",
+        "first round": "first_round.npz", "audited": "attacks/*.json", "trusted server": "labels of a trusted server", "released labels": "labels of a trusted server",
         "personal models": "warnings.jsonl", "compressed, a relay and a schedule": "links.jsonl", "asynchronous": "fairness",
     }.get(kind, "run.json")  # fmt: skip
     assert [title for title in used if wanted in title], used
