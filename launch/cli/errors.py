@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.files import EXHAUSTED, reason
+from dpcfl_net.core.files import EXHAUSTED, reason, shown
 from dpcfl_net.launch.cli.output_room import drop_output
 
 LONGEST_LINE = 2_000  # characters of one message
@@ -66,6 +66,9 @@ def report(error: Exception) -> int | None:
         problems, code = [f"{error.filename or 'output'}: {reason(error)}"], 4
     elif isinstance(error, OSError) and error.filename is not None:
         problems = [f"{error.filename}: {reason(error)}"]
+    elif isinstance(error, UnicodeEncodeError) and (encoding := sys.getfilesystemencoding()) != "utf-8":
+        # A name or a path of a configuration, which is UTF-8 on every system.
+        problems = [f"{shown(error.object)} is not {encoding.upper()}, the encoding of this system: set PYTHONUTF8=1"]
     elif type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
         message = _usage(error)
         if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments shows its help

@@ -64,7 +64,7 @@ class RemoteProcess:
             log: End of its log.
         """
         try:
-            with self.log_path.open("a") as file:
+            with self.log_path.open("a", encoding="utf-8") as file:
                 file.write(log if log.endswith("\n") or not log else log + "\n")
         except OSError as error:  # a full disk: the launcher must hear of the end all the same
             self.reason = log

@@ -622,3 +622,18 @@ def test_a_line_that_a_crash_cut_is_left_out_and_not_continued(places, tmp_path,
     assert rounds == 2
     assert json.loads((folder / "run.json").read_text())["rounds_done"] == 9
     assert "damaged line(s) left out" in (folder / "report.html").read_text()
+
+
+NOT_UTF8 = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+def test_a_name_that_is_not_in_the_encoding_of_the_system_is_a_sentence(tmp_path):
+    """A configuration is UTF-8 on every system, and its name becomes that of a folder: it ended with a traceback."""
+    config = write_config(tmp_path, **SMALL, name="läuf")
+    done = subprocess.run(
+        [*DPCFL, "run", config, "--out", tmp_path / "out"], capture_output=True, text=True, env=NOT_UTF8, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith("is not ASCII, the encoding of this system: set PYTHONUTF8=1")
