@@ -1,4 +1,4 @@
-"""Monotonic clock for timeouts on other processes; it excludes time in which its own process was stopped."""
+"""Clocks that no change of the system's time moves, and one without the time in which its own process was stopped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from collections.abc import Callable
 
 LONGEST_STEP_S = 5.0
 WAIT_S = 1.0
+
+
+def since_epoch(*moments: float) -> tuple[float, ...]:
+    """Convert times of the monotonic clock to seconds since the epoch.
+
+    For records with begin and end: a change of the system's time in between does not change the duration.
+
+    Args:
+        moments: Seconds on the monotonic clock.
+    """
+    shift = time.time() - time.monotonic()
+    return tuple(moment + shift for moment in moments)
 
 
 class AwakeClock:

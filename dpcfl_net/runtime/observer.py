@@ -13,7 +13,7 @@ import numpy as np
 from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.clock import AwakeClock
+from dpcfl_net.core.clock import AwakeClock, since_epoch
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Assignment, State
 from dpcfl_net.data.settings import DataSettings
@@ -209,12 +209,11 @@ class Observer:
             if any(note.labels.values()):
                 self._write_labels(note)
             if self._due(note.round):
-                started = time.time()
+                started = time.monotonic()
                 self._write(note.round, self._test_sets.evaluate(note))
                 if self._writes_spans:
-                    self._spans.write(
-                        {"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()}
-                    )
+                    start, end = since_epoch(started, time.monotonic())
+                    self._spans.write({"who": OBSERVER, "what": "evaluate", "round": note.round, "start": start, "end": end})
 
     def _misfit(self, note: Models) -> str | None:
         """Say why models do not fit the job: the server is not trusted, and must not end the observer."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.atomic import replacing
+from dpcfl_net.core.clock import since_epoch
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import all_open
@@ -40,14 +41,14 @@ class ServerRecords:
         self, folder: Path, protocol: Protocol, algorithm: Algorithm, virtual_time: Callable[[], float] | None = None
     ) -> None:
         self.protocol, self.algorithm = protocol, algorithm
-        self._virtual, self._clock = virtual_time is not None, virtual_time or time.time
+        self._virtual, self._clock = virtual_time is not None, virtual_time or time.monotonic
         self._files = files = RunFolder(folder)
         files.addresses.mkdir(parents=True, exist_ok=True)
         self._open = ExitStack()
         self._messages, self._metrics, self._clusters, self._spans, self._warnings = self._open.enter_context(
             all_open(files.messages, files.metrics, files.clusters, files.spans, files.warnings)
         )
-        self._round_start, self._wall_start = self._clock(), time.time()
+        self._round_start, self._wall_start = self._clock(), time.monotonic()
         self._bytes, self._started = (0, 0), 0
 
     def warn(self, text: str) -> None:
@@ -91,7 +92,7 @@ class ServerRecords:
 
     def joined(self, t: int) -> None:
         """Record that the clients have joined before round t."""
-        self._round_start, self._wall_start = self._clock(), time.time()
+        self._round_start, self._wall_start = self._clock(), time.monotonic()
         begins = f"round {t} begins" if t <= self.protocol.rounds else "all rounds are done"
         _log.info("%d clients in the roster; %s", len(self.protocol.roster), begins)
 
@@ -104,7 +105,7 @@ class ServerRecords:
             fed: The federation, for traffic and missing clients.
             resumed: True for the round that a resumed run starts from: the figures are those of the time since then.
         """
-        now, wall, counts = self._clock(), time.time(), fed.counts
+        now, wall, counts = self._clock(), time.monotonic(), fed.counts
         up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
         self._bytes = fed.traffic
         took = f"done in {now - self._round_start:.2f} s" if not resumed else "was done before this start"
@@ -119,7 +120,7 @@ class ServerRecords:
         arrays = {name: value for name, value in state.diagnostics.items() if isinstance(value, Mapping)}
         figures = {name: _plain(value) for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(
-            {"view": "server", "round": t, "time": wall, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
+            {"view": "server", "round": t, "time": time.time(), "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
              "answered": fed.answered, "missing": fed.missing, "away": counts.away, "late": counts.late, "paused_s": counts.paused_s,
              "live": fed.live, "started": fed.started - self._started, **({"resumed": True} if resumed else {}),
              **({"clock": "virtual", "wall_s": wall - self._wall_start} if self._virtual else {})}
@@ -134,11 +135,12 @@ class ServerRecords:
                 "diagnostics": default_figures | figures,
             }
         )
-        self.span("coordinator", "wait", t, self._round_start, now)
+        start, end = (self._round_start, now) if self._virtual else since_epoch(self._round_start, now)
+        self.span("coordinator", "wait", t, start, end)
         for name, group in arrays.items():
             with replacing(self._files.path / f"{name}.npz") as file:
                 np.savez(file, **group)
-        self._round_start, self._wall_start = now, time.time()
+        self._round_start, self._wall_start = now, time.monotonic()
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from dpcfl_net.core.clock import since_epoch
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Answer, Task
@@ -176,10 +177,10 @@ class Worker:
         if outbox is not None:
             spans = [_transfer("receive", event)]
             if self._span is not None:
-                arrived = spans[0][3]
-                if self._span[0] - arrived > LEAST_WAIT_S:
-                    spans.append(("wait", event.round, arrived, self._span[0]))
-                spans.append(("train", event.round, *self._span))
+                arrived, started, ended = since_epoch(event.arrived, *self._span)
+                if started - arrived > LEAST_WAIT_S:
+                    spans.append(("wait", event.round, arrived, started))
+                spans.append(("train", event.round, started, ended))
             self._report(spans)
             if event.task not in STAGES:  # they leave the personal model as it was in the round before
                 self._report_personal(outbox, event.round, self._kept_turn)
@@ -226,9 +227,9 @@ class Worker:
         with contextlib.ExitStack() as turn:
             turn.enter_context(self._turn())
             self._at_work = True
-            started = time.time()
+            started = time.monotonic()
             yield
-            self._span = started, time.time()
+            self._span = started, time.monotonic()
             if self._keeps_turn:
                 self._kept_turn = turn.pop_all()
 
@@ -336,5 +337,5 @@ class Worker:
 
 
 def _transfer(what: str, event: ClientEvent) -> Period:
-    shift = time.time() - time.monotonic()  # to seconds since the epoch
-    return what, event.round, event.begun + shift, event.arrived + shift
+    begun, arrived = since_epoch(event.begun, event.arrived)
+    return what, event.round, begun, arrived
