@@ -27,6 +27,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [left.name for left in tmp_path.iterdir()] == ["a"]
 
 
+def test_ctrl_c_leaves_no_draft(tmp_path):
+    """A draft of a trace of 40 MB stayed in the run folder, and one of a data set in the cache."""
+
+    def content():
+        yield b"half"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), atomic.replacing(tmp_path / "a") as file:
+        file.writelines(content())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_threads_that_replace_one_file_do_not_meet_in_a_draft(tmp_path):
     path, contents = tmp_path / "a", ["1" * 100_000, "2" * 100_000]
     path.write_text(contents[0])
