@@ -19,6 +19,7 @@ from dpcfl_net.transport.observer_notes import End, Models, Note, Personal, Span
 from dpcfl_net.transport.payload import Assembly
 from dpcfl_net.transport.sockets import BATCH, Arrived, Link, Listener
 
+NOTES_UNREAD = 4 * UNREAD_LIMIT  # bytes that a sender may send ahead of complete notes, besides models
 AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
 KEPT_BOOTS = 4  # of a sender: what it sent before a crash may arrive after the first message of its next process
 
@@ -75,7 +76,7 @@ class ObserverInbox:
         self._senders: dict[int, OrderedDict[str, _Sender]] = {sender: OrderedDict() for sender in (-1, *client_keys)}
         self._boots: OrderedDict[str, None] = OrderedDict()
         self._by_key = {**{key: client for client, key in client_keys.items()}, coordinator_key: -1} if self._curve else {}
-        unread = 4 * UNREAD_LIMIT + AHEAD * 4 * parameters * max_models
+        unread = NOTES_UNREAD + AHEAD * 4 * parameters * max_models
         self._listener = Listener(zmq.PULL, bind, link, self._by_key, unread)
         self._socket, self.address = self._listener.socket, self._listener.address
 

@@ -20,7 +20,7 @@ from dpcfl_net.federation.secure.keys import BOX_BYTES, KEYS_BYTES, SIGNATURE_BY
 from dpcfl_net.federation.secure.shamir import PRIME, SHARE_BYTES
 from dpcfl_net.federation.secure.stages import STAGES
 from dpcfl_net.federation.secure.terms import COMPLETE, WITNESSES
-from dpcfl_net.transport import channel, guard, header_rules, messages, server, transcript
+from dpcfl_net.transport import channel, guard, header_rules, messages, observer_inbox, server, transcript
 from dpcfl_net.transport.header_rules import KINDS, RULES
 from dpcfl_net.transport.messages import CODES, PHASES, STATUSES, Header
 from dpcfl_net.transport.observer_notes import MAX_NOTE, MOST_CLIENTS, MOST_SPANS, Note
@@ -75,6 +75,8 @@ def test_numbers_in_the_text():
     assert f"at most {channel.REPEATS} times" in TEXT
     assert f"after each {messages.WINDOW // 2}th chunk" in TEXT
     assert f"may have {MAX_NOTE:,} bytes, and its lists {MOST_CLIENTS:,} items" in section("Notes to the observer")
+    ahead = f"{observer_inbox.NOTES_UNREAD:,} bytes ahead of complete notes, and the bytes of the largest MODELS of"
+    assert ahead in section("Notes to the observer")
     assert f"at most {MOST_SPANS} |" in rows(section("Notes to the observer"), "field")["spans"][0] + " |"
 
 
