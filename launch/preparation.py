@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.clock import since_epoch
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.results.number_format import number
@@ -77,16 +78,17 @@ class StepRecorder:
         """End the running step and begin another one."""
         self.end()
         self._on_step(step)
-        self._running = step, time.time()
+        self._running = step, time.monotonic()
 
     def end(self) -> None:
         """End the running step, if there is one."""
         if self._running is None:
             return
-        (step, start), self._running = self._running, None
+        (step, began), self._running = self._running, None
+        start, end = since_epoch(began, time.monotonic())
         lines = Lines(self._path)
         try:
-            lines.write({"who": LAUNCHER, "what": step, "round": 0, "start": start, "end": time.time()})
+            lines.write({"who": LAUNCHER, "what": step, "round": 0, "start": start, "end": end})
         finally:
             lines.close()
 

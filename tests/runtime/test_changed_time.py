@@ -19,6 +19,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.release_check import client_endpoint_arguments
+from dpcfl_net.launch.preparation import StepRecorder
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker import Worker
@@ -43,6 +44,14 @@ def test_rounds_and_spans_have_no_negative_durations(set_back, tmp_path: Path):
     spans = [line for line in runlog.each(run.path / "spans.jsonl") if line["who"] in ("coordinator", "observer")]
     assert {line["what"] for line in spans} == {"wait", "evaluate"}
     assert all(0 < line["end"] - line["start"] < BACK_S for line in spans)
+
+
+def test_steps_of_the_preparation_have_no_negative_durations(set_back, tmp_path: Path):
+    steps = StepRecorder(tmp_path, lambda step: None)
+    steps.begin("data set")
+    steps.end()
+    (span,) = runlog.each(tmp_path / "spans.jsonl")
+    assert 0 <= span["end"] - span["start"] < BACK_S
 
 
 def test_a_worker_reports_no_negative_durations(set_back, tmp_path: Path):
