@@ -140,8 +140,8 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
         The run.
 
     Raises:
-        ConfigError: If the folder holds no run, one with workers on other hosts, or one that an earlier version started and did not
-            finish; for a run in one process also as in `run` if code has changed.
+        ConfigError: If the folder holds no run, one with workers on other hosts, or an unfinished one that an earlier version started or
+            whose config.yaml differs from its signed job; for a run in one process also as in `run` if code has changed.
         Refused: As in `run`.
         RunFailed: As in `run`.
         KeyboardInterrupt: As in `run`.
