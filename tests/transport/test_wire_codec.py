@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import tomllib
 import tracemalloc
 
 import msgpack
 import numpy as np
+import psutil
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -322,3 +325,25 @@ def test_norm_and_finiteness_of_large_arrays_agree_with_numpy() -> None:
     assert named.finite(bits)
     bits[-1] = 0x7F80
     assert not named.finite(bits)
+
+
+LIST = b"\xdc\x0f\xff" + 4095 * b"\x90"  # 4,095 empty lists
+ENDS = {"format": b"\xc1", "cut": b"", "binary": b"\xc4\x01a", "text": b"\xda\x04\x01" + 1025 * b"a", "extension": b"\xd4\x01a"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_malformed_header_leaves_no_memory_behind(end):
+    """msgpack kept what it had read until the mistake: 0.9 MB for each message of 12 kB."""
+    data = b"\x81\xa1a\x94" + 3 * LIST + ENDS[end]
+    memory = psutil.Process().memory_info().rss
+    for _ in range(100):
+        with pytest.raises(WireError, match="not-msgpack"):
+            decode(data)
+    assert psutil.Process().memory_info().rss - memory < 20 << 20
+
+
+def test_no_msgpack_that_keeps_malformed_headers_can_be_installed():
+    (needed,) = [
+        name for name in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] if "msgpack" in name
+    ]
+    assert tuple(map(int, needed.partition(">=")[2].split("."))) >= (1, 2, 1)
