@@ -60,7 +60,7 @@ def replacing(path: Path, *, durable: bool = False, mode: int = 0o666) -> Iterat
                 if durable:
                     os.fsync(file.fileno())
             os.replace(draft, path)
-        except BaseException:  # Ctrl-C, too
+        except (Exception, KeyboardInterrupt, SystemExit):  # Ctrl-C and TERM, too
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise
