@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import FORMAT
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment.build import changed_settings
+from dpcfl_net.experiment.config import read_kept
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER, SERVER_ID
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unmet_condition
@@ -66,12 +68,26 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
     except DpcflError as error:
         return [Check("job signed by the operator, experiment matches its hash", False, str(error))]
     checks = [Check("job signed by the operator, experiment matches its hash", True, f"job {digest(job.protocol)[:16]}")]
+    checks.append(_configuration(files.config, job))
     ledgers, charged = _ledgers(folder, job)
     checks += ledgers
     checks.append(_conditions(job))
     checks.append(_epsilon(job, charged))
     checks += _messages(folder, job, charged)
     return checks
+
+
+def _configuration(path: Path, job: Job) -> Check:
+    """Check that config.yaml, from which reports and comparisons take settings, is what was run."""
+    what = "config.yaml is the configuration of the signed job"
+    if job.protocol.format != FORMAT or not path.exists():
+        other = f"the job has format {job.protocol.format}" if path.exists() else f"there is no {path.name}"
+        return Check(what, None, f"not checked: {other}")
+    try:
+        changed = changed_settings(read_kept(path), job)
+    except ConfigError as error:
+        changed = error.problems
+    return Check(what, not changed, changed[0] if changed else "every setting that the job holds is equal")
 
 
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:

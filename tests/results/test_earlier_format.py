@@ -60,6 +60,7 @@ def test_verify_names_the_checks_that_it_does_not_make(earlier: dpcfl.Run):
     checks = earlier.verify()
     assert [(check.holds, check.what.partition(":")[0]) for check in checks] == [
         (True, "job signed by the operator, experiment matches its hash"),
+        (None, "config.yaml is the configuration of the signed job"),
         (True, "ledgers"),
         (True, "ledgers hold nothing beyond the plan"),
         (True, "the signed job meets the conditions of its epsilon"),
