@@ -19,7 +19,7 @@ class LocalTraining(FrozenModel):
     batch_size: int = Field(
         default=32, ge=1, le=10_000_000, description="batch size; for DP-SGD the expected size of a Poisson batch (b)"
     )
-    lr: float = Field(default=0.1, gt=0, le=1e6, allow_inf_nan=False, description="learning rate")
+    lr: float = Field(default=0.1, ge=1e-9, le=1e6, allow_inf_nan=False, description="learning rate")
     clip: float = Field(
         default=1.0, ge=1e-9, le=1e9, allow_inf_nan=False,
         description="clip norm: of a record's gradient (c), or of a client's whole update (C) with unit client",
@@ -33,7 +33,7 @@ class LocalTraining(FrozenModel):
         "that delta covers",
     )
     deadline_s: float | None = Field(
-        default=None, gt=0, le=1e6, allow_inf_nan=False,
+        default=None, ge=1e-3, le=1e6, allow_inf_nan=False,
         description="pace constant, or unit client with secure aggregation: an answer is sent a multiple of this many seconds after its "
         "task; null: immediately",
     )  # fmt: skip
@@ -67,7 +67,7 @@ class SecureAggregation(FrozenModel):
         "null: enough for 30 % drop-outs",
     )  # fmt: skip
     stage_deadline_s: float = Field(
-        default=0.2, gt=0, le=1e6, allow_inf_nan=False,
+        default=0.2, ge=1e-3, le=1e6, allow_inf_nan=False,
         description="unit client: the answers of a sum before and after the masked vector are sent a multiple of this many "
         "seconds after their task; local.deadline_s is that of the masked vector",
     )  # fmt: skip

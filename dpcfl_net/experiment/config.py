@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -128,7 +129,12 @@ def resolve(document: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: Lists every problem.
     """
-    problems: list[str] = []
+    problems = [
+        f"{key} is {value!r}: must be 0 or at least {sys.float_info.min:.3g} in magnitude, since processes that train take smaller "
+        "numbers for 0"
+        for key, value in _numbers(document)
+        if 0 < abs(value) < sys.float_info.min
+    ]
     document = _with_dependent_defaults(with_algorithm(document, problems, _key_hint))
     config: Config | None = None
     try:
@@ -149,6 +155,18 @@ def resolve(document: Mapping[str, Any]) -> Config:
             "data.sha256 to that in the config.yaml of the first run"
         )
     return config.model_copy(update={"data": config.data.model_copy(update={"sha256": sha256})})
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Dotted key and value of each number with a fraction in a document."""
+    if isinstance(value, float):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _numbers(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item, key)
 
 
 def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -291,6 +291,13 @@ NUMBERS: list[Case] = [
     ("sweep {config} seed=0:1000000000 --dry-run", 2, ["axis 'seed=0:1000000000'", "must be at most 5,000"]),
     ("sweep {config} seed=0:100 rounds=2:102 --dry-run", 2, ["10,000 combinations", "must be at most 5,000"]),
     ("run {config} rounds=1000000000000 --dry-run", 2, ["rounds is 1000000000000", "less than or equal to 100000"]),
+    (
+        "run {config} privacy.delta=1e-310 --dry-run",
+        2,
+        ["privacy.delta is 1e-310: must be 0 or at least 2.23e-308 in magnitude"],
+    ),
+    ("run {config} local.lr=1e-10 --dry-run", 2, ["local.lr is 1e-10: must be greater than or equal to 0.000000001"]),
+    ("run {config} local.pace=constant local.deadline_s=1e-4 --dry-run", 2, ["local.deadline_s is 0.0001: must be greater"]),
     ("run {config} privacy.epsilon=1e300 --dry-run", 2, ["privacy.epsilon is 1e+300", "less than or equal to 100000"]),
     ("job {config} data.clients=[1000000000] --out {base}/x", 2, ["data.clients is [1000000000]", "at most 1,000,000"]),
 ]
