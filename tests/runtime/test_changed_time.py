@@ -82,11 +82,11 @@ def test_a_worker_reports_no_negative_durations(set_back, tmp_path: Path):
         try:
             server.send_task(0, 1, "train", {"model": np.zeros(protocol.model.parameters, np.float32)})
             deadline = time.monotonic() + 60
-            while len(found) < 3 and time.monotonic() < deadline:
+            while not {"receive", "wait", "train"} <= {span.what for span in found} and time.monotonic() < deadline:
                 server.poll(0.05)
                 found += inbox.poll(0.05)
         finally:
             worker.stop()
             serving.join()
-    assert [span.what for span in found[:3]] == ["receive", "wait", "train"]
+    assert [span.what for span in found if span.what != "send"] == ["receive", "wait", "train"]  # "send" comes when it is over
     assert all(0 <= span.end - span.start < BACK_S for span in found)
