@@ -154,7 +154,7 @@ def key_figures(view: RunView) -> list[Pair]:
         ("Clusters M", plain(final.get("clusters"))),
     ]
     pairs += [] if view.one_process else [(f"Bytes {way}", size(view.run.get(f"bytes_{way}"))) for way in ("up", "down")]
-    pairs += [(name, tiny(value, 3)) for name, value in mapping(final, "diagnostics").items()]
+    pairs += [(name[:1].upper() + name[1:], tiny(value, 3)) for name, value in mapping(final, "diagnostics").items()]
     return [(label, value) for label, value in pairs if value not in ("–", "not stated")]
 
 

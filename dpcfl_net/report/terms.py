@@ -21,7 +21,7 @@ TERMS = {
     "clip norm where a sample of fixed size has another client in its place.",
     "Epsilon under replace-one": "The bound if a record (or client) may be exchanged for any other, instead of replaced by an empty one.",
     "Adjacency": "Which two data sets the promise compares.",
-    "unverified": "Clients that may resemble no other: noise may hide a distance as large as that between the closest clusters.",
+    "Unverified": "Clients that may resemble no other: noise may hide a distance as large as that between the closest clusters.",
     "Worst client": "Lowest test accuracy of a client.",
     "Central test set": "Accuracy on public test records that no client holds, as a mean over the clients' models.",
 }
