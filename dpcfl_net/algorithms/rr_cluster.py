@@ -63,7 +63,8 @@ class RRCluster(PublicLabels):
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         base, paper = BASES[options.base], options.guarantee == "paper"
         models = base.shared + options.clusters
-        claim = f"client-level epsilon {setting.privacy.epsilon:g} (Theorem 4.2, by Wang et al. 2019)"
+        bound = "by Theorem 27 of Wang et al. 2019; the paper's Theorem 4.2 prints a looser bound"
+        claim = f"client-level epsilon {setting.privacy.epsilon:g}, {bound}"
         able = super().capabilities_for(options, setting)
         return replace(
             able,

@@ -146,7 +146,8 @@ class Table1(AccuracyTable):
         """
         found = found_in(rows)
         note = (
-            "The paper claims its guarantee under add/remove, where it does not hold; its noise is used here as published. "
+            "The paper claims its guarantee under add/remove, where it does not hold. Its noise is solved here by Theorem 27 of Wang "
+            "et al. 2019; the bound that the paper prints, Theorem 4.2, is looser and needs more. "
             "data.csv has the epsilon of that noise under replacement of a client (epsilon_replace_one). It is smaller than "
             "the paper's, because the paper's bound is loose. The paper's numbers come from its own network and tuning."
         )
