@@ -45,7 +45,7 @@ class FCDPFL(Choosing):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        claim = "record-level (epsilon, delta) for updates and indices"
+        claim = "record-level (epsilon, delta) for the updates (section 3)"
         if options.select == "argmin":
             claim += "; a raw argmin has no finite epsilon"
         return replace(
