@@ -39,7 +39,7 @@ class Variants(Reproduction):
     """Compares R-DPCFL with its own options and with f-CDPFL, at epsilon 5; (ours): the paper has no such figure."""
 
     name = "r-dpcfl/variants"
-    paper = PAPER + ", Algorithm 1, lines 9 and 13 (ours); RC-DPFL, section 5 (f-CDPFL)"
+    paper = PAPER + ", Algorithm 1, lines 11 and 13 (ours); RC-DPFL, section 5 (f-CDPFL)"
     title = "Variants of R-DPCFL and choices by loss, at epsilon 5"
     complete_runs = True
     run_columns = ("variant", "seed")
@@ -63,7 +63,7 @@ class Variants(Reproduction):
         return measured.count(ReproductionResult(rows, claims(rows), [means(rows)], [table(rows)], [
             f"{ROUNDS[context.scale]} rounds (figures 6 and 7: 25 at laptop scale, 200 at the paper's).",
             "R-DPCFL's mixture: spectral by default; scikit-learn's fits all dimensions of the updates, as the paper is printed.",
-            "An effective MSS of 0 opens the window of private choices in round 2. Without a warm start all models are equal there.",
+            "An effective MSS of 0 opens the window of private choices in round 3, after a warm start in round 2.",
             "f-CDPFL with argmin sends raw indices, so its epsilon is inf: 5 is the epsilon of its updates alone.",
             "Learning rate and clip norm were chosen for the clustered systems together, not for each variant.",
         ]))  # fmt: skip
