@@ -42,7 +42,7 @@ def configuration(
         seed: Seed of the run.
         epsilon: Target epsilon at delta 1e-4.
         batch: Batch size after the first round (b>1).
-        scale: laptop: E = 25, learning rate .005 (the paper's for Fashion-MNIST), c = 1, a small CNN. paper: E = 200; on
+        scale: laptop: E = 25, learning rate .005 (the published code's for Fashion-MNIST), c = 1, a small CNN. paper: E = 200; on
             CIFAR-10 the paper's ResNet-18 with learning rate 5e-4 and c = 3.
 
     Returns:
