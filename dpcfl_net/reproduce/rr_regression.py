@@ -100,7 +100,8 @@ def claims(scenario: str, dead: dict[tuple[str, str], dict[int, int]]) -> list[C
         dead: Dead models of each seed by scenario and system.
 
     Returns:
-        The claims. The paper shows one run with a dead model: it is read as at least half of the runs.
+        The claims. The paper shows one run with a dead model: it is read as at least half of the runs. Its text speaks of dead
+        models with balanced clusters; imbalanced ones are judged alike.
     """
     without, with_ = (
         {seed: float(count > 0) for seed, count in dead[scenario, title].items()} for title in ("IFCA", "RR-Cluster (IFCA)")
