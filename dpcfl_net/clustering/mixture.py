@@ -33,7 +33,7 @@ def fit(
         clusters: Number of components, 1 to n; None: estimate it (`choose`).
         max_clusters: Largest number to consider, at least 1.
         space: "spectral": the first M - 1 principal components; of 20 runs the one with the tightest clusters in the full
-            space. "full": all p dimensions. "pca2": the paper's published code, two min-max scaled components and equal
+            space. "full": all p dimensions. "pca2": after the paper's published code, two min-max scaled components and equal
             weights. "sklearn": scikit-learn's GaussianMixture on the updates, the reference for "full".
         seed: Seed of the starts; equal arguments give the same fit.
         noise_deviation: Standard deviation of the noise in each coordinate, if known: of every update, or of each, (n,).

@@ -1,4 +1,4 @@
-"""MR-MTL against published code whose regulariser has no effect, because clipping discards it."""
+"""MR-MTL against R-DPCFL's published code, in which its regulariser has no effect, because Opacus discards it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NoOp(Reproduction):
             {"mean": [(lam, mean[name]) for lam, name in names.items()],
              "minority": [(lam, minority[name]) for lam, name in names.items()],
              "mean, Local": [(lam, mean[LOCAL]) for lam in STRENGTHS]},
-            "lambda", "accuracy, %", caption="Published code computes lambda 0 for every lambda.",
+            "lambda", "accuracy, %", caption="R-DPCFL's published code computes lambda 0 for every lambda.",
         )  # fmt: skip
         note = (
             "As a term of the loss, the regulariser has no effect under Opacus: its optimiser replaces the gradient by the "
