@@ -272,11 +272,12 @@ def _looked(outcome: ReproductionResult) -> list[str]:
 
 
 def claims_table(judged: Sequence[Judged]) -> Table:
-    """Tabulate claims with their verdicts."""
+    """Tabulate claims with their verdicts, and with causes where a claim has one."""
     from dpcfl_net.results.tables import Table
 
-    rows = [[one.claim.text, one.claim.measured, one.verdict, one.basis, one.cause] for one in judged]
-    return Table("Claims of the paper and measured values", ["claim", "measured", "verdict", "basis", "cause"], rows)
+    columns = ["claim", "measured", "verdict", "basis", *(["cause"] if any(one.cause for one in judged) else [])]
+    rows = [[one.claim.text, one.claim.measured, one.verdict, one.basis, one.cause][: len(columns)] for one in judged]
+    return Table("Claims of the paper and measured values", columns, rows)
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
