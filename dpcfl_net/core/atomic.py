@@ -76,17 +76,19 @@ def write_all(handle: int, data: Buffer) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file to the device, also what was written to it through other descriptors."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Flush a file to the device, also what was written to it through other descriptors; an OSError names the file."""
+    with naming(path):
+        _sync(os.open(path, os.O_RDONLY))
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush creations, renames and removals in a folder to the device."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Flush creations, renames and removals in a folder to the device; an OSError names the folder."""
+    with naming(folder):
+        _sync(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+
+
+def _sync(handle: int) -> None:
+    """Flush an open file or folder to the device, and close it."""
     try:
         os.fsync(handle)
     finally:

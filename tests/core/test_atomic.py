@@ -27,6 +27,16 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [left.name for left in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_failed_flush_names_the_file_or_the_folder(tmp_path, monkeypatch):
+    """A run whose checkpoint was not flushed ended with "a file: input/output error"."""
+    (tmp_path / "a").touch()
+    monkeypatch.setattr(atomic.os, "fsync", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    for flush, path in ((atomic.sync_file, tmp_path / "a"), (atomic.sync_folder, tmp_path)):
+        with pytest.raises(OSError, match="Input/output error") as failed:
+            flush(path)
+        assert failed.value.filename == str(path)
+
+
 def test_ctrl_c_leaves_no_draft(tmp_path):
     """A draft of a trace of 40 MB stayed in the run folder, and one of a data set in the cache."""
 

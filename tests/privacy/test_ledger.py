@@ -19,6 +19,7 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
 from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
+from dpcfl_net.privacy.ledger.ledger_folder import erase_kept_keys
 from dpcfl_net.privacy.ledger.release_store import Stored
 
 OWNER = {"run": "r1", "job": "j" * 64, "client": 3}
@@ -579,6 +580,15 @@ def test_left_over_temporary_files_are_removed_and_half_erased_keys_erased(folde
         assert ledger.lookup("job-4") == Stored("release", b"bytes 4")
     assert charged.key[5:] not in (folder / "journal").read_bytes()
     assert sorted(path.name for path in folder.iterdir()) == ["journal", "ledger.jsonl", "lock", "releases"]
+
+
+def test_a_journal_that_cannot_be_flushed_at_the_end_of_a_run_is_named(folder, monkeypatch):
+    with open_ledger(folder) as ledger:
+        ledger.store(debit(ledger, 4).sequence, Stored("release", b"bytes 4"), repeatable=True)
+    monkeypatch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error") as failed:
+        erase_kept_keys(folder)
+    assert failed.value.filename == str(folder / "journal")
 
 
 def test_folders_of_a_new_ledger_are_flushed_into_the_folders_above(tmp_path, monkeypatch):

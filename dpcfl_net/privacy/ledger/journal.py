@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.canonical import canonical_json
-from dpcfl_net.core.files import read_bytes
+from dpcfl_net.core.files import naming, read_bytes
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import Entry, broken
 
@@ -179,11 +179,13 @@ class Journal:
             os.close(self._fd)
 
     def _overwrite_key(self, sequence: int) -> None:
-        self._disk.write_at(self._fd, self._at(sequence) + KEY_AT, bytes(_SECRET))
+        with naming(self._path):
+            self._disk.write_at(self._fd, self._at(sequence) + KEY_AT, bytes(_SECRET))
         self._dirty = True
 
     def _flush(self) -> None:
-        self._disk.sync(self._fd)
+        with naming(self._path):
+            self._disk.sync(self._fd)
         self._dirty = False
 
     def _at(self, sequence: int) -> int:
