@@ -61,6 +61,23 @@ def check_text(text: str, name: str) -> None:
     raise ConfigError(f"{name} is {shown}, which is not {encoding.upper()}{help_}")
 
 
+def in_home(path: str | os.PathLike[str], name: str) -> Path:
+    """Replace a leading `~` or `~USER` of a path by the home folder.
+
+    Args:
+        path: The path.
+        name: Its name in the error.
+
+    Raises:
+        ConfigError: If the home folder is unknown: there is no such user, or neither HOME nor an entry in /etc/passwd.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        start = Path(path).parts[0]
+        raise ConfigError(f"{name} is {shown(str(path))}: {start} is no known home folder; write the whole path") from None
+
+
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """Read a regular file.
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
+from dpcfl_net.core.files import in_home
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.data import cache, download, own, readers, regression, roles
@@ -293,7 +294,9 @@ def _known(name: str) -> _Set:
 
 def _root(root: str | os.PathLike[str] | None) -> Path:
     chosen = root or os.environ.get("DPCFL_DATA") or cache.folder() / "data"
-    return Path(os.path.realpath(Path(chosen).expanduser()))  # resolve() raises on a loop of symbolic links
+    return Path(
+        os.path.realpath(in_home(chosen, "data.root" if root else "DPCFL_DATA"))
+    )  # resolve() raises on a loop of symbolic links
 
 
 def _find(spec: _Set, folder: Path) -> list[Path] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
-from dpcfl_net.core.files import shown
+from dpcfl_net.core.files import in_home, shown
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.plugins import is_plugin, load
 from dpcfl_net.data import datasets
@@ -234,6 +234,11 @@ def _ledger_problems(config: Config) -> list[str]:
         return problems
     if ledger.root is None:
         problems.append("ledger.root is missing: scope dataset needs a folder that is kept after the run")
+    else:
+        try:
+            in_home(ledger.root, "ledger.root")
+        except ConfigError as error:
+            problems += error.problems
     if not config.runtime.durable:
         problems.append("runtime.durable is false: ledger.scope 'dataset' composes all runs on a record and needs true")
     if config.privacy.central and config.runtime.federation == "network" and clients > live:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,6 +15,7 @@ from pydantic import (
 )
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import in_home
 from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.transport.links.link import MOST_BPS, MOST_LATENCY_S, MOST_LOSS, MOST_RESETS_PER_HOUR, MOST_S, Link
 from dpcfl_net.transport.links.netem import unsupported
@@ -88,7 +88,7 @@ Links = Annotated[dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")], 
 
 def _absolute(path: str) -> str:
     """A path that is the same when the run is resumed from another folder."""
-    return str(Path(path).expanduser().absolute())
+    return str(in_home(path, "network.trace").absolute())
 
 
 class NetworkSettings(StrictModel):

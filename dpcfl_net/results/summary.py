@@ -14,7 +14,7 @@ from dpcfl_net import __version__
 from dpcfl_net.core import runlog, yaml_file
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, LedgerError
-from dpcfl_net.core.files import check_fields, read_object
+from dpcfl_net.core.files import check_fields, in_home, read_object
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.protocol import Protocol
@@ -278,7 +278,8 @@ def record_book(folder: Path) -> tuple[Path, Budget | None]:
     """Return folder of the record book and its budget (None without one), for ledger scope "dataset"."""
     ledger = run_settings(folder)["ledger"]
     budget = ledger["budget"]
-    return Path(ledger["root"]).expanduser().resolve(), None if budget is None else Budget(budget["epsilon"], budget["delta"])
+    root = in_home(ledger["root"], "ledger.root").resolve()
+    return root, None if budget is None else Budget(budget["epsilon"], budget["delta"])
 
 
 def promised_over_runs(folder: Path, job: Job) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from dpcfl_net import __version__
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
-from dpcfl_net.core.files import EXHAUSTED, reason
+from dpcfl_net.core.files import EXHAUSTED, in_home, reason
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.core.run_folder import RunFolder
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
                 raise ConfigError(f"{name!r} is not a valid name: use letters, digits, dot, dash and underscore")
         log_to_stderr()
-        root = chosen.root.expanduser() / chosen.run
+        root = in_home(chosen.root, "root") / chosen.run
         Agent(root / chosen.node, 0, reports).serve()
     except BrokenPipeError:
         return 4

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dpcfl_net.core.files import in_home
 from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
@@ -35,7 +36,7 @@ def worker_terms(config: Config) -> WorkerTerms:
     if ledger.root is None:
         return WorkerTerms(policy, durable=config.runtime.durable)
     budget = None if ledger.budget is None else (ledger.budget.epsilon, ledger.budget.delta)
-    return WorkerTerms(policy, Path(ledger.root).expanduser().resolve(), budget, config.runtime.durable)
+    return WorkerTerms(policy, in_home(ledger.root, "ledger.root").resolve(), budget, config.runtime.durable)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -78,6 +79,14 @@ def test_a_field_of_another_type_is_named(value, kinds, words):
 )
 def test_a_field_of_the_right_type_passes(value, kinds):
     files.check_fields({"a": value}, "here", {"a": kinds})
+
+
+def test_a_path_below_a_home_folder_that_is_unknown_is_refused(monkeypatch):
+    """It ended the command with a RuntimeError of Python that named neither the path nor the setting."""
+    monkeypatch.setenv("HOME", "/h")
+    assert files.in_home("~/a", "data.root") == Path("/h/a")
+    with pytest.raises(ConfigError, match=r"^data.root is '~nobody-here/a': ~nobody-here is no known home folder"):
+        files.in_home("~nobody-here/a", "data.root")
 
 
 def test_long_values_are_cut():

@@ -230,6 +230,13 @@ TOGETHER = [
     ({"network.default": "4g"}, ["network.how is missing", "'relay' or 'netem'", "network.clock 'virtual'"]),
     ({"network.how": "relay", "network.cores": "2"}, ["network.cores is 2", "belongs to network.clock virtual"]),
     ({"network.how": "relay", "network.clients": "{9: 4g}"}, ["network.clients.9", "must be 0 to 3"]),
+    ({"network.how": "relay", "network.trace": "~nobody-here/a.csv"}, ["network.trace", "~nobody-here is no known home folder"]),
+    ({"ledger.scope": "dataset", "ledger.root": "~nobody-here/book"}, ["ledger.root", "~nobody-here is no known home folder"]),
+    ({"data.dataset": "mnist", "data.root": "~nobody-here/data"}, ["data.root", "~nobody-here is no known home folder"]),
+    (
+        {"data.dataset": "npz", "data.files": "{path: ~nobody-here/a.npz}"},
+        ["data.files.path", "~nobody-here is no known home folder"],
+    ),
     ({"network.how": "relay", "network.trace": "nowhere.csv"}, ["network.trace", "nowhere.csv"]),
     ({"rounds": "100000"}, ["rounds is 100000", "must be at most 500,000"]),
     ({"local.epochs": "10000"}, ["local.epochs 10000", "must be at most 500,000"]),

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
+from dpcfl_net.core.files import in_home
 from dpcfl_net.data import natural
 from dpcfl_net.data.files import FileSource
 from dpcfl_net.data.formats.table import Table
@@ -51,7 +52,7 @@ def read(name: str, files: FileSource, root: Path) -> dict[str, Any]:
 
 
 def _path(files: FileSource, root: Path) -> Path:
-    path = root / Path(files.path).expanduser()
+    path = root / in_home(files.path, "data.files.path")
     if not path.exists():
         raise DataMissing(f"data.files.path is {files.path!r}: there is no file or folder {path}")
     return path
