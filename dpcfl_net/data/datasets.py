@@ -294,9 +294,8 @@ def _known(name: str) -> _Set:
 
 def _root(root: str | os.PathLike[str] | None) -> Path:
     chosen = root or os.environ.get("DPCFL_DATA") or cache.folder() / "data"
-    return Path(
-        os.path.realpath(in_home(chosen, "data.root" if root else "DPCFL_DATA"))
-    )  # resolve() raises on a loop of symbolic links
+    path = in_home(chosen, "data.root" if root else "DPCFL_DATA")
+    return Path(os.path.realpath(path))  # resolve() raises on a loop of symbolic links
 
 
 def _find(spec: _Set, folder: Path) -> list[Path] | None:
