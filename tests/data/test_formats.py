@@ -178,7 +178,7 @@ def test_vectors_of_leaf_need_no_shape(tmp_path):
         ('{"users": ["a"], "user_data": {"a": {"x": ["ab", "b"], "y": ["c", "d"]}}}', "texts of one length"),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}}', "no user has a record"),
         ('{"users": ["a", "a"], "user_data": {"a": {"x": [[1]], "y": [0]}}}', "users lists 'a' more than once: its records"),
-        (DEEP, "not JSON: maximum recursion depth"),
+        (DEEP, "not readable JSON: it is nested too deeply"),
         (
             f'{{"users": ["a"], "user_data": {{"a": {{"x": [[{10**400}]], "y": [0]}}}}}}',
             "lists of numbers of one length: int too",

@@ -79,7 +79,9 @@ def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """(user, {"x": records, "y": labels}) of the users that the file lists, in its order."""
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise refused(path, "not readable JSON: it is nested too deeply") from None
+    except (OSError, ValueError) as error:
         raise refused(path, f"not JSON: {error}") from error
     wanted = "must be an object with users and user_data, as LEAF writes it"
     if not isinstance(document, dict) or not isinstance(document.get("users"), list):
