@@ -266,6 +266,23 @@ def reason(error: OSError) -> str:
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
+def used_up(error: BaseException, nameless: str = "a file") -> str | None:
+    """Say what the machine has no more of; None for an error of another kind.
+
+    Args:
+        error: Any error.
+        nameless: What a file is called that the error does not name.
+
+    Returns:
+        The file, and that it has no room or cannot be opened; or that no thread can be started.
+    """
+    if isinstance(error, OSError) and error.errno in EXHAUSTED:
+        return f"{error.filename or nameless}: {reason(error)}"
+    if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+        return "no further thread can be started: raise the limit of processes (ulimit -u, or pids.max of a container)"
+    return None
+
+
 class naming:
     """Set the file name of an OSError to `path`: a failed write names no file, a failed draft names the draft.
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.files import EXHAUSTED, reason, shown
+from dpcfl_net.core.files import reason, shown, used_up
 from dpcfl_net.launch.cli.output_room import drop_output
 
 LONGEST_LINE = 2_000  # characters of one message
@@ -62,8 +62,8 @@ def report(error: Exception) -> int | None:
             problems = [" ".join(problem.splitlines()) for problem in error.problems]
         if error.printed:
             return code
-    elif isinstance(error, OSError) and error.errno in EXHAUSTED:
-        problems, code = [f"{error.filename or 'output'}: {reason(error)}"], 4
+    elif why := used_up(error, "output"):
+        problems, code = [why], 4
     elif isinstance(error, OSError) and error.filename is not None:
         problems = [f"{error.filename}: {reason(error)}"]
     elif isinstance(error, UnicodeEncodeError) and (encoding := sys.getfilesystemencoding()) != "utf-8":

@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 
 from dpcfl_net.core import open_files
 from dpcfl_net.core.errors import DpcflError, RunFailed
-from dpcfl_net.core.files import EXHAUSTED, reason
+from dpcfl_net.core.files import reason, used_up
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.launch.interrupts import ignore_terminal_signals
 from dpcfl_net.training import memory
@@ -204,8 +204,8 @@ def _is_in(folder: str) -> bool:
 
 def _failure(error: BaseException) -> tuple[int, str]:
     """Write an error to the log, if it can be written; return exit code and message."""
-    if isinstance(error, OSError) and error.errno in EXHAUSTED:
-        error = RunFailed(f"{error.filename or 'a file'}: {reason(error)}")
+    if why := used_up(error):
+        error = RunFailed(why)
     with contextlib.suppress(OSError):
         if isinstance(error, DpcflError):
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,19 @@ def test_a_regular_file_is_read(tmp_path):
     path.write_bytes(b"\xef\xbb\xbf{}")
     assert (files.read_bytes(path), files.read_text(path), files.read_json(path)) == (b"\xef\xbb\xbf{}", "{}", {})
     assert files.read_bytes("/proc/self/status").startswith(b"Name")  # its size is 0 before it is read
+
+
+def test_a_thread_that_cannot_be_started_is_a_limit_of_the_machine():
+    before = threading.stack_size(1 << 50)
+    try:
+        with pytest.raises(RuntimeError) as failed:
+            threading.Thread(target=print).start()
+    finally:
+        threading.stack_size(before)
+    why = files.used_up(failed.value)
+    assert why is not None
+    assert "ulimit -u" in why
+    assert files.used_up(RuntimeError("another")) is None
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
