@@ -36,3 +36,11 @@ def say_last(text: str) -> None:
 def drop_output() -> None:
     """Drop what is left of the standard output, and what follows."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def drop_unwritten() -> None:
+    """Drop what the standard output did not take: CPython 3.14 keeps it after an error, and ends with another exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_output()

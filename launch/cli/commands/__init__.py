@@ -129,6 +129,7 @@ def main(arguments: list[str] | None = None) -> Any:
         SystemExit: Always, with the exit code.
     """
     from dpcfl_net.launch.cli.errors import allow_any_encoding, is_unread, report
+    from dpcfl_net.launch.cli.output_room import drop_unwritten
     from dpcfl_net.launch.cli.terminal import open_closed_streams, outlive_terminal
 
     open_closed_streams()
@@ -146,6 +147,7 @@ def main(arguments: list[str] | None = None) -> Any:
         code = 130 if isinstance(error, BrokenPipeError) and is_unread() else report(error)
         if code is None:
             raise
+        drop_unwritten()
     # CPython ends with SIGINT after any KeyboardInterrupt inside an exec of text, even a caught one, such as that of a dataclass during
     # an import. The next exec of text forgets it.
     exec("")
