@@ -568,6 +568,19 @@ def test_calibration_holds_far_from_the_usual_targets(target):
         assert epsilon(events_of(noise), 1e-5, adjacency) <= target < epsilon(events_of(noise / 1.0005), 1e-5, adjacency)
 
 
+@pytest.mark.parametrize(
+    ("accountant", "target", "delta", "selections"),
+    [("pld", 0.05, 1e-12, 0), ("rdp", 0.05, 1e-12, 0), ("pld", 10.3, DELTA, 20)],
+)
+def test_calibration_meets_targets_below_the_least_value_of_its_rough_bound(accountant, target, delta, selections):
+    def events_of(z: float) -> list:
+        return [SampledGaussian(z, 0.016, 63), BoundedRangeSelection(1.0, selections)]
+
+    noise = calibrate(events_of, target, delta, accountant=accountant)
+    spent = [epsilon(events_of(z), delta, accountant=accountant) for z in (noise, noise / 1.0005)]
+    assert spent[0] <= target < spent[1]
+
+
 def test_a_document_gives_epsilon_or_the_noise():
     document = json.loads(EXAMPLE.read_text())
     answer = account(document)

@@ -110,7 +110,9 @@ def calibrate(
         return _spent(EventCounts().add(events_of(noise)).merged(), delta, adjacency, accountant, grid)
 
     # Each search starts where the cheaper one before it ended: a rough Renyi bound, a coarse grid, the grid that decides.
-    found = _smallest(bound, epsilon, 1.0, 2.0, 0.05)
+    # Noise takes the rough bound to its least value only, which may be above an epsilon that the accountant can meet.
+    least = bound(_MAX_NOISE)
+    found = _smallest(bound, epsilon if least < epsilon else 2 * least, 1.0, 2.0, 0.05)
     if accountant == "pld":
         found *= 2 if adjacency == "replace-one" and any(mechanism.doubles for mechanism in first.mechanisms) else 1
         found = _smallest(lambda z: spent(z, COARSE), epsilon, found, 1.1, 0.002)
