@@ -24,13 +24,22 @@ from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.gate import Charge, Gate, GateSpec
+from dpcfl_net.federation.gate import Charge, Gate, GateSpec, seeded_key
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, SecureSlot, SelectionSlot, StageSlot
+from dpcfl_net.privacy.slots import (
+    DPSGDSlot,
+    GaussianSlot,
+    ParticipationSlot,
+    SecureSlot,
+    SelectionSlot,
+    StageSlot,
+    for_clients,
+    slot_of,
+)
 
 JOB = "a" * 64
 Z = 1.25
@@ -261,6 +270,55 @@ def test_a_torn_line_among_stages_costs_a_masked_vector(tmp_path):
     ledger.close()
 
 
+BUFFER = {
+    "plan": for_clients([ParticipationSlot("part")] * 2, (0, 1, 2)),
+    "charges": {"buffer": ("part",)},
+    "clients_in": {"buffer": "clients"},
+}
+
+
+def buffer_of(round, *clients):
+    return Task(round, "buffer", {"clients": np.array(clients, np.int64)})
+
+
+@pytest.mark.parametrize("clients", [(), (1, 1), (0, 1, 0), ((0, 1),)])
+def test_a_buffer_must_list_each_of_its_clients_once(tmp_path, clients):
+    ledger, gate = open_gate(tmp_path / "ledger", **BUFFER)
+    answer = gate.answer(buffer_of(1, *clients), allow, forbidden)
+    assert (answer.status, answer.code, gate.spent()) == ("refused", "tensors", [])
+    ledger.close()
+
+
+def test_a_torn_line_of_a_buffer_costs_a_participation_of_each_client_that_has_one_left(tmp_path):
+    folder = tmp_path / "ledger"
+    ledger, gate = open_gate(folder, **BUFFER)
+    for round in (1, 2):
+        assert gate.answer(buffer_of(round, 0, 2), allow, FakeStep()).status == "release"
+    ledger.close()
+
+    def debit():
+        ledger, gate = open_gate(folder, **BUFFER)
+        with pytest.raises(RuntimeError):
+            gate.answer(buffer_of(3, 1), allow, crash)
+        ledger.close()
+
+    cut_debit(folder, debit)
+    ledger, gate = open_gate(folder, **BUFFER)
+    assert gate.remaining() == {slot_of("part", client): left for client, left in ((0, 0), (1, 1), (2, 0))}
+    assert gate.answer(buffer_of(4, 1, 2), allow, forbidden).code == "quota"
+    ledger.close()
+    open_gate(folder, **BUFFER)[0].close()
+
+
+def test_a_ledger_that_charges_a_client_of_a_buffer_twice_is_refused(tmp_path):
+    names = [slot_of("part", client) for client in (0, 0)]
+    with Ledger(tmp_path / "ledger", owner={"run": "r", "client": 1}, durable=False) as ledger:
+        event = ParticipationSlot("part").event(Z)
+        ledger.debit(job=JOB, request="b" * 64, round=1, kind="buffer", slots=names, events=[event] * 2)
+    with pytest.raises(LedgerError, match="does not hold"):
+        open_gate(tmp_path / "ledger", **BUFFER)
+
+
 def test_the_order_of_events_is_free(gate):
     def compute(charge, state):
         release, state, events = FakeStep()(charge, state)
@@ -302,6 +360,7 @@ def test_seeded_keys_repeat_and_differ_by_seed_client_round_and_kind(tmp_path):
     assert one == keys("two", noise_seed=b"s" * 32)
     others = keys("three", noise_seed=b"t" * 32) + keys("four", noise_seed=b"s" * 32, client=2)
     assert len({*one, *others}) == 12
+    assert seeded_key(b"s" * 32, 1, 1, "train", ["slot"]) != seeded_key(b"s" * 32, 1, 1, "window", ["slot"])
 
 
 # Crashes

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 from journals import keys_in
-from test_gate import JOB, Crash, FakeStep, allow, ask, forbidden, open_gate, task, used_ledger
+from test_gate import JOB, TRAIN, Crash, FakeStep, allow, ask, forbidden, open_gate, task, used_ledger
 
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release
+from dpcfl_net.privacy.ledger.journal import SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Ledger
 
 DRAWS = 6
@@ -268,6 +269,22 @@ def test_whatever_a_power_failure_loses_of_a_killed_process_there_is_one_charge_
         ledger.close()
         answered.add(sent is not None)
     assert answered == {True, False}
+
+
+@pytest.mark.parametrize("rounds", [SLOTS, SLOTS + 1, SLOTS + 2, 2 * SLOTS + 1])
+def test_a_power_failure_loses_no_charge_of_a_process_that_has_charged_more_than_the_journal_holds(tmp_path, rounds):
+    """A slot of the journal is overwritten only once the device holds its line in ledger.jsonl."""
+    changes, lost = {"rounds": rounds, "plan": [TRAIN] * rounds, "charges": {"train": ("train",)}}, Unflushed()
+    with power(None, lost):
+        ledger, gate = open_gate(tmp_path / "ledger", durable=True, **changes)
+        for round in range(1, rounds + 1):
+            assert ask(gate, round).status == "release"
+        ledger._usable, ledger._journal._dirty = False, False  # the process ends without the flushes of `close`
+        ledger.close()
+    lost.lose(random.Random(0), 0.0)
+    ledger, gate = open_gate(tmp_path / "ledger", **changes)
+    assert [entry.round for entry in ledger.charges(JOB)] == list(range(1, rounds + 1))
+    ledger.close()
 
 
 def test_without_a_flush_before_the_data_a_power_failure_draws_twice(tmp_path, monkeypatch):
