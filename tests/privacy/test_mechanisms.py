@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcfl_net.privacy.mechanisms import GRID_BITS, exponential_mechanism, gaussian_on_grid
+from dpcfl_net.privacy.mechanisms import (
+    GRID_BITS,
+    exponential_mechanism,
+    gaussian_on_grid,
+    lowest_by_exponential_mechanism,
+    randomised_response,
+)
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import stream
 
@@ -52,6 +58,39 @@ class _Extreme:
 def test_the_ends_of_the_uniform_draw_stay_finite(value: float) -> None:
     with np.errstate(all="raise"):
         assert exponential_mechanism([1, 3, 2], 0.5, _Extreme(value)) == 1  # type: ignore[arg-type]
+
+
+class _Draws:
+    """A generator with given numbers in [0, 1), and the smallest whole numbers."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def random(self, size: int) -> np.ndarray:
+        return np.array(self.values[:size])
+
+    def integers(self, low: int, high: int, size: int) -> np.ndarray:
+        return np.full(size, low)
+
+
+@pytest.mark.parametrize("epsilon", [30.0, 40.0, 1e6])
+def test_the_rarest_outcome_can_be_drawn_at_any_epsilon(epsilon: float) -> None:
+    unlucky = _Draws(0.0, math.nextafter(1, 0))
+    assert exponential_mechanism([1, 0], epsilon, unlucky) == 1  # type: ignore[arg-type]
+    losses = np.array([0.0, 9.0])
+    assert lowest_by_exponential_mechanism(losses, epsilon, 2, 1.0, unlucky) == 1  # type: ignore[arg-type]
+    assert randomised_response([1], epsilon, 2, _Draws(1 - 800 * 2.0**-53)).tolist() == [0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("epsilon", "categories"), [(29.5, 2), (28.3, 3), (27.9, 2), (26.6, 5), (25.1, 4)])
+def test_a_label_is_replaced_at_least_as_often_as_its_epsilon_needs(epsilon: float, categories: int) -> None:
+    others = (categories - 1) * math.exp(-epsilon)
+    needed = math.ceil(others / (1 + others) * 2**53)
+    released = [
+        int(randomised_response([1], epsilon, categories, _Draws(1 - n * 2.0**-53))[0])  # type: ignore[arg-type]
+        for n in (needed, needed + 1)
+    ]
+    assert released == [2 % categories, 1]
 
 
 def test_only_differences_of_counts_matter_however_large() -> None:
