@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dpcfl_net.privacy.mechanisms import (
     gaussian_on_grid,
     lowest_by_exponential_mechanism,
     randomised_response,
+    shortened,
 )
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import stream
@@ -91,6 +93,20 @@ def test_a_label_is_replaced_at_least_as_often_as_its_epsilon_needs(epsilon: flo
         for n in (needed, needed + 1)
     ]
     assert released == [2 % categories, 1]
+
+
+@pytest.mark.parametrize("label", [None, -1, 3, 4])
+def test_a_label_that_is_none_of_the_categories_gives_one_at_random(label: int | None) -> None:
+    released = randomised_response([label] * 3_000, 30.0, 3, stream(KEY, f"label {label}"))
+    assert stats.chisquare(np.bincount(released, minlength=3)).pvalue > 1e-7
+
+
+def test_no_rounding_makes_a_clipped_vector_longer_than_the_clip() -> None:
+    rng = np.random.default_rng(0)
+    for clip in (0.1, 1.0, 3.0):
+        for _ in range(20):
+            parts = shortened([rng.normal(size=7), rng.normal(size=5).astype(np.float32)], clip)
+            assert sum(Fraction(float(x)) ** 2 for part in parts for x in part) <= Fraction(clip) ** 2
 
 
 def test_only_differences_of_counts_matter_however_large() -> None:
