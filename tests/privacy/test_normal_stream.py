@@ -89,6 +89,13 @@ def test_the_smallest_and_the_largest_uniform_number_are_finite():
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("first", "refined"), [(2**44 - 1, True), (1 - 2**44, True), (2**44, False)])
+def test_words_below_2_to_the_44_are_refined(first, refined):
+    found = Written(np.array([first, first, 0, 0, -(2**63), 2**63 - 1], np.int64)).standard_normal(4)
+    assert (found[0] != found[1]) == refined
+
+
+@pytest.mark.usefixtures("way")
 def test_numbers_are_normal():
     numbers = np.concatenate([NormalStream(os.urandom(32), "noise").standard_normal(400_000) for _ in range(5)])
     n = numbers.size

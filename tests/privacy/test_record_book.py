@@ -96,6 +96,29 @@ FIRST = SampledGaussian(1 / 0.55, 1.0, 1)
 SECOND = (SampledGaussian(1.653245, 1.0, 1), SampledGaussian(0.3811067, 0.002, 5))
 
 
+def test_a_single_run_may_use_all_of_delta_and_several_equal_ones_a_part(book):
+    alone, twice = (Budget(epsilon([SampledGaussian(0.5, 1.0, runs)], 0.4), 0.4) for runs in (1, 2))
+    weak = SampledGaussian(0.5, 1.0, 1)
+    enrol(book, "a", events=[weak], budget=alone)
+    other = RecordBook(book.folder.with_name("other"), durable=False)
+    enrol(other, "a", events=[weak], budget=twice)
+    assert code_of(lambda: enrol(other, "b", events=[weak], budget=twice)) == "budget"
+
+
+def test_an_epsilon_just_above_the_budget_is_refused(book):
+    def compose(excess):
+        return lambda events, delta, adjacency, order=None: 2.0 + excess
+
+    assert code_of(lambda: book.enrol(claim("a"), RECORDS, Budget(2.0, DELTA), compose(1e-7))) == "budget"
+    book.enrol(claim("a"), RECORDS, Budget(2.0, DELTA), compose(0.0))
+
+
+def test_a_claim_is_entered_again_only_with_its_ledger(book):
+    enrol(book, "a")
+    enrol(book, "a")
+    assert code_of(lambda: book.enrol(claim("a"), RECORDS, None, exactly, again=False)) == "book"
+
+
 def test_the_budget_of_a_record_is_fixed_by_its_first_run(book):
     """The order of the filter, and the number of equal runs, follow from the budget: it may not depend on earlier releases."""
     first, larger = Budget(2.0, DELTA), Budget(20.0, DELTA)

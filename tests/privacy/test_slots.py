@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dpcfl_net.federation.claim import plan_events, protected, unprotected
+from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, LabelSlot, SecureSlot, StageSlot
+from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, LabelledCentralSlot, LabelSlot, SecureSlot, StageSlot
 
 KEYS, MASKED, UNMASK = StageSlot("secure_keys"), SecureSlot("masked_update", 0.25), StageSlot("secure_unmask")
 
@@ -28,11 +29,27 @@ def test_noise_is_calibrated_for_the_masked_vectors_only_in_the_order_of_the_pla
     assert unprotected(plan) == []
 
 
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (4, 1), (5, 2), (8, 2)])
+def test_an_epoch_of_an_allocation_counts_from_its_first_step_on(steps, epochs):
+    assert DPSGDSlot("train", 0.25, 8, "allocation").ran(1.5, steps) == AllocatedGaussian(1.5, 4, epochs)
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.6), (0.5, 0.4), (1.0, 0.0), (1.5, -0.5)])
+def test_parts_of_a_round_share_its_noise_whole(shares):
+    parts = tuple(zip(("labels", "sums"), shares, strict=True))
+    with pytest.raises(ValueError, match="positive shares that add up to 1"):
+        CentralSlot("round", "fixed", 5, 20, parts)
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
         (lambda: DPSGDSlot("train", 0.1, 5, "fixed"), "sampling must be 'poisson' or 'allocation', got 'fixed'"),
         (lambda: CentralSlot("round", "Poisson", 5, 20), "sampling must be 'poisson' or 'fixed', got 'Poisson'"),
+        (
+            lambda: LabelledCentralSlot("round", "poisson", 5, 20, label_epsilon=1.0),
+            "sampling must be 'fixed' for labels of a sample, got 'poisson'",
+        ),
         (
             lambda: LabelSlot("label", "laplace", 1.0, 2),
             "mechanism must be 'randomised-response' or 'exponential', got 'laplace'",

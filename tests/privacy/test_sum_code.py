@@ -216,8 +216,8 @@ def test_a_sum_beyond_the_modulus_wraps_and_stays_the_same_function_of_noisy_int
 
 
 def test_the_worst_case_fits() -> None:
-    for rounded, largest in ((False, 1.0), (True, 57.3)):
-        for n, m, z in ((1, 1, 1.0), (6, 4, 2.5), (100_000, 66_667, 0.7)):
+    for rounded, largest in ((False, 1.0), (True, 1.0), (True, 57.3)):
+        for n, m, z in ((1, 1, 1.0), (6, 4, 2.5), *((n, n, 1.0) for n in range(10, 20)), (100_000, 66_667, 0.7)):
             code = SumCode(1000, n, m, z, 1.0, largest=largest, rounded=rounded)
             deviation = math.sqrt(n) * code.share_deviation
             rounding = 0.5 if rounded else 0

@@ -124,6 +124,27 @@ def test_split_lists_of_present_clients_give_no_sum():
     assert (secure.result() == secure.expected()).sum() <= 5
 
 
+def test_masks_are_bound_to_the_list_of_present_clients(monkeypatch):
+    """A client is told in stage 3 that another one, which then drops out, is absent: it leaves out the mask that both share."""
+    secure = Sum(6).until("masked")
+    told, gone = secure.group[1], secure.group[5]
+    hidden = np.ones(6, np.uint8)
+    hidden[5] = 0
+    for client, task in secure.server.masked_tasks().items():
+        if client != gone:
+            seen = task if client != told else {**task, "present": hidden}
+            secure.server.add_masked(client, {"masked": secure.mask(client, seen)})
+    for client, task in secure.server.survivors_tasks().items():
+        if client != told:
+            secure.server.add_signature(client, secure.sign(client, **task))
+    tasks = secure.server.unmask_tasks()
+    for client in set(secure.group) - {told, gone}:
+        secure.server.add_shares(client, secure.open(client, tasks[client]))
+    real = Terms.neighbours
+    monkeypatch.setattr(Terms, "neighbours", lambda terms, client: tuple(set(real(terms, client)) - {told}))  # the server knows
+    assert (secure.result() == secure.expected()).sum() <= 5
+
+
 def test_both_kinds_of_shares_are_never_given(secure):
     """After the shares of one list, those of another are refused, and the state holds no secret any more."""
     tasks = tasks_of(secure, "unmasking")
