@@ -426,6 +426,27 @@ def torn_gate(folder, number=1, kind="train", **changes):
     return open_gate(folder, **changes)
 
 
+def test_a_crash_while_a_torn_line_is_entered_leaves_its_charge(tmp_path):
+    folder = tmp_path / "ledger"
+
+    def debit():
+        ledger, gate = open_gate(folder)
+        with pytest.raises(RuntimeError):
+            ask(gate, 1, compute=crash)
+        ledger.close()
+
+    def enter_torn():
+        Ledger(folder, owner={"run": "r", "client": 1}, durable=False).close()
+
+    open_gate(folder)[0].close()
+    for interrupted in (debit, enter_torn):
+        cut_debit(folder, interrupted)
+    ledger, gate = open_gate(folder)
+    assert [entry.type for entry in ledger.entries] == ["header", "torn", "closed"]
+    assert ask(gate, 1, compute=forbidden).status == "lost"
+    ledger.close()
+
+
 def test_a_torn_line_costs_the_costliest_request_and_closes_its_round(tmp_path):
     ledger, gate = torn_gate(tmp_path / "ledger", 2, "ask")
     assert gate.remaining() == {"first": 0, "train": 4, "select": 2}

@@ -233,6 +233,7 @@ def test_whatever_a_power_failure_loses_an_answer_whose_bits_do_not_repeat_is_lo
         assert (answer.status, answer.release, len(gate.spent())) == ("lost", b"", 1)
         assert not list((folder / "releases").glob(".*"))
         ledger.close()
+        assert keys_in(folder) == []
         computed.add((sent is not None, len(fake.keys)))
     assert computed >= {(False, 2), (True, 1)}
 

@@ -227,6 +227,14 @@ def test_several_clients_of_one_job_that_hold_a_record_count_once(book):
     assert book.spent("rotations", 2, DELTA, exactly) == (epsilon([GAUSSIAN], DELTA), 1)
 
 
+def test_a_job_counts_for_the_records_of_all_of_its_clients(book):
+    for client, records in ((0, RECORDS[:50]), (1, RECORDS[50:])):
+        enrol(book, "a", records=records, client=client)
+    enrol(book, "b", records=RECORDS[:50])
+    enrol(book, "c")
+    assert book.spent("c", 0, DELTA, exactly)[1] == 3
+
+
 @pytest.mark.parametrize("change", [{"unit": "client"}, {"adjacency": "replace-one"}])
 def test_other_units_and_adjacencies_are_refused(book, change):
     enrol(book, "a")
@@ -319,6 +327,9 @@ def test_folders_of_a_new_book_are_flushed_into_the_folders_above(tmp_path, monk
     monkeypatch.setattr(os, "fsync", lambda fd: (flushed.add(Path(os.readlink(f"/proc/self/fd/{fd}"))), real(fd)))
     enrol(RecordBook(folder), "a")
     assert {tmp_path, tmp_path / "home", folder, folder / "records"} <= flushed
+    flushed.clear()
+    enrol(RecordBook(folder), "b")  # an earlier process may have been killed before it flushed the name of the same records
+    assert folder / "records" in flushed
 
 
 def test_plans_run_several_times_are_merged():
