@@ -15,6 +15,7 @@ from dpcfl_net.privacy.accounting.accountant import epsilon, epsilon_by_prefix
 from dpcfl_net.privacy.accounting.composition import best_tilt, compose, symmetric
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection, selection_block
 from dpcfl_net.privacy.events.gaussian import plain_epsilon, plain_gaussian
+from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian, divergences, sampled_losses
 
 
@@ -26,6 +27,20 @@ def exact_delta(mean: float, spent: float):
         # ncdf loses its tail to 1 - ncdf: erfc keeps it.
         near, far = (mpmath.erfc((spent / mean + side * mean / 2) / mpmath.sqrt(2)) / 2 for side in (-1, 1))
         return near - mpmath.exp(spent) * far
+
+
+@pytest.mark.parametrize(
+    ("event", "distance"),
+    [
+        (SampledGaussian(2.0, 1.0, 1), math.erf(1 / (2**1.5 * 2.0))),
+        (SampledGaussian(2.0, 0.1, 1), 0.1 * math.erf(1 / (2**1.5 * 2.0))),
+        (RandomisedResponse(0.5, 2, 1), math.tanh(0.25)),
+        (BoundedRangeSelection(0.5, 1), math.tanh(0.125)),
+    ],
+)
+def test_epsilon_is_zero_from_the_total_variation_on(event, distance):
+    assert epsilon([event], distance * (1 - 1e-3)) > 0
+    assert epsilon([event], distance * (1 + 1e-3)) == 0
 
 
 # Full batches
@@ -109,6 +124,12 @@ def test_without_a_tilt_rounding_is_paid_for_as_a_probability():
         exact = exact_two_point(1e-3, 10**6, spent)
         assert exact <= composed.delta(spent) <= exact * (1 + 1e-6) + 3e-9
     assert composed.epsilon(1e-9) == math.inf
+
+
+def test_a_delta_is_read_with_its_rounding():
+    composed = compose([(plain_gaussian(0.1, 1e-3), 100)], 1e-13)
+    far = composed.interval * composed.highest
+    assert composed.delta(far) == composed.infinite + composed.rounding(far) > composed.infinite
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9, 1e-13])
