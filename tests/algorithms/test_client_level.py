@@ -298,6 +298,8 @@ def test_rebalancing_on_average_is_what_the_noisy_sums_give():
     formula = rebalanced_in_expectation(sums, np.array(sizes, float), least)
     assert (np.abs(np.mean(means, axis=0) - formula[2:]) < Z * error).all()
     assert np.allclose(formula[0], sums[0] / 9)  # a large cluster keeps the mean of its own
+    by_surplus = (6 * sums[0] / 9 + 4 * sums[1] / 7) / 10  # not by size
+    assert np.allclose(formula[3], by_surplus)
 
 
 def test_without_rebalancing_it_is_the_base_and_an_empty_population_moves_nothing():

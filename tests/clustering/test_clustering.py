@@ -10,6 +10,7 @@ import pytest
 
 from dpcfl_net.clustering import em, noise_spectrum, separation
 from dpcfl_net.clustering.gram import centred_gram, coordinates
+from dpcfl_net.clustering.known_noise import KnownNoise
 from dpcfl_net.clustering.metrics import adjusted_rand_index, recovered
 from dpcfl_net.clustering.mixture import CUT, SPACES, choose, fit
 
@@ -129,6 +130,38 @@ def test_effective_separation_equals_the_papers_when_there_is_much_data():
     assert separation.plain(np.array([[0.0, 0, 0], [6, 0, 0]]), np.array([1.0, 0.25])) == 3
 
 
+def test_effective_separation_with_weights_is_that_of_clients_of_weight_1():
+    """Clusters of weights (4, 1) and (1, 1), residuals (1, 4) and (1, 1) across the line: p s^2 of 20 and 2, typical noise of 8 and 2."""
+    points = np.array([[0, 1.0, 0], [0, -4, 0], [10, 0, 1], [10, 0, -1]])
+    found = separation.effective(points, np.array([0, 0, 1, 1]), 2, 50, weights=np.array([4.0, 1, 1, 1]))
+    assert found == pytest.approx((100 - 20 / 5 - 2 / 2) / (2 * math.sqrt(8 / 50) * 10))
+
+
+def test_deviations_along_all_lines_are_the_prior_where_they_refute_spherical_noise():
+    """Three clusters of two on a line, residuals of 1 along and across it: 12 along three lines with 6 degrees, where noise has 0.24."""
+    points = np.array([[centre + side, side] for centre in (0.0, 10, 20) for side in (-1, 1)])
+    found = separation.effective(points, np.repeat([0, 1, 2], 2), 3, 100)
+    pooled = (4 + separation.PRIOR * 12 / 6) / (2 + separation.PRIOR)
+    assert found == pytest.approx((100 - 4 / 2 - 4 / 2) / (2 * math.sqrt(pooled) * 10))
+
+
+def test_a_largest_number_too_small_for_all_clusters_splits_no_pair_of_them_alone():
+    """Two pairs of clusters, with three at most: the score at four shows that splitting one pair is no better than none."""
+    rng = np.random.default_rng(2)
+    unit = rng.standard_normal((3, P)) / math.sqrt(P)
+    centres = np.array([[30, 8, 0], [30, -8, 0], [-30, 0, 8], [-30, 0, -8]]) @ unit
+    x = (np.repeat(centres, 6, axis=0) + rng.standard_normal((24, P))).astype(np.float32)
+    assert fit(x, clusters=None, max_clusters=3).clusters == 2
+
+
+def test_residuals_lose_a_row_of_noise_for_each_centre():
+    """Four points in two clusters have two free rows: a direction between the edges of two and of four rows is not noise."""
+    between = sum(noise_spectrum.noise_spectrum_edge(rows, 1000) for rows in (2, 4)) / 2
+    side = math.sqrt(between / 2)
+    points = np.array([[0, side], [0, -side], [90, 0], [90, 0]])
+    assert not noise_spectrum.explained(points, np.array([0, 0, 1, 1]), KnownNoise(1000, 1.0))
+
+
 def test_a_deviation_along_the_line_that_noise_does_not_explain_is_not_averaged_with_it():
     points = np.array([[0.0], [1], [2], [9], [10], [11]])
     labels = np.repeat([0, 1], 3)
@@ -190,6 +223,7 @@ def test_choice_of_the_number_of_clusters():
     assert choose({2: 8.9, 3: 4.4, 4: 1.9, 5: 1.4}, [2, 3, 4], explained=4) == 3  # explained, but not told apart
     assert choose({2: 30, 3: 20}, [2, 3], explained=1) == 1
     assert choose({2: 27.6, 3: 2.4, 4: 1.1}, [2, 3], explained=3) == 2  # a real cluster cut in two, next to two far apart
+    assert choose({2: 2.1, 3: 20, 4: 1.0}, [2, 3], explained=2) == 2  # fewer clusters need no quarter of the score
     assert choose({}, []) == 1
     x, _ = updates([3, 3], 30, 1)
     assert fit(x[:3], clusters=None).clusters == 1  # too few clients for two clusters of two

@@ -96,6 +96,12 @@ def test_without_clusters_of_one_a_lone_client_is_reported_and_lowers_the_score(
     assert found.mss < ENOUGH
 
 
+def test_a_lone_client_gets_no_cluster_beyond_the_most():
+    x, _ = updates([1, 12], 20, 1)
+    found = mixture.fit(x, clusters=None, max_clusters=1, noise_deviation=1.0)
+    assert (found.clusters, np.flatnonzero(found.outliers).tolist()) == (1, [0])
+
+
 def test_a_fit_without_outliers_is_what_it_was():
     x, _ = updates([5, 5, 5, 5], 15, 2)
     found, before = (
@@ -180,6 +186,44 @@ def test_heterogeneity_of_clients_makes_no_outliers():
         beyond += (outliers.residuals(points, labels, np.ones(16)).min(axis=1) > reach).sum()
         assert marked.sum() >= 15  # the last one has no others to compare it with
     assert beyond == 160  # every client is beyond noise alone
+
+
+def test_noise_alone_reaches_as_far_as_once_in_a_thousand_rounds():
+    """The test is of all clients of a round: with 100 of them each one's quantile is that of 1e-5."""
+    from scipy.stats import chi2
+
+    x, _ = updates([50, 50], 20, 6)
+    points, labels = coordinates(centred_gram(x)), np.repeat([0, 1], 50)
+    _, reach = outliers.outliers(points, labels, NOISE, heterogeneity=False)
+    assert reach == pytest.approx(chi2.isf(1e-3 / 100, P), abs=5)
+
+
+def test_noise_is_not_taken_for_heterogeneity_in_few_directions():
+    """With few clients the products of residuals vary: believed as they are, they would let an outlier reach three times as far."""
+    labels = np.repeat([0, 1], 8)
+    for seed in range(20):
+        x, _ = updates([8, 8], 20, [8, seed])
+        points = coordinates(centred_gram(x))
+        _, reach = outliers.outliers(points, labels, NOISE)
+        _, alone = outliers.outliers(points, labels, NOISE, heterogeneity=False)
+        assert (reach - P).max() < 1.5 * (alone - P).max()
+
+
+def test_the_law_of_a_hidden_client_widens_with_its_distance():
+    """Far away in few dimensions a residual varies by 2 d s, not by sqrt(2 p) s^2: such clients are never verified by noise."""
+    noise, labels, truth = KnownNoise(100, 1.0), np.repeat([0, 1], [10, 11]), np.repeat([0, 1, 2], [10, 10, 1])
+    centres = np.zeros((3, 100))
+    centres[1:, 0] = centres[2, 1] = math.sqrt(2000.0)  # as far from cluster 1 as cluster 0 is
+    for seed in range(40):
+        points = centres[truth] + np.random.default_rng([seed, 9]).standard_normal((21, 100))
+        assert outliers.unverified(points, labels, noise, np.zeros(21, bool))[20]
+
+
+def test_a_client_that_is_alone_in_its_cluster_is_never_unverified():
+    x, _ = updates([6, 6], 20, 5)
+    points, labels = coordinates(centred_gram(x)), np.repeat([0, 1, 2], [6, 5, 1])
+    unverified = outliers.unverified(points, labels, NOISE, np.zeros(12, bool))
+    assert not unverified[11]
 
 
 @pytest.mark.parametrize(("degrees", "level"), [(100, 1e-3), (6090, 1e-4), (28_938, 5e-5), (11_000_000, 1e-6)])

@@ -40,6 +40,49 @@ def test_passes_over_all_updates_repair_the_errors_of_a_sample():
     assert adjusted_rand_index(truth, found.labels.tolist()) > 0.8
 
 
+def test_small_clusters_and_errors_of_the_sample_are_repaired():
+    """With 15 updates in a cluster, an update's share in its own centre and the error of a small one's are as large as a distance."""
+    for seed in range(6):
+        x, truth = updates([15, 15, 30], 5, seed)
+        assert recovered(truth, sampled.fit(x, sample=30, clusters=3, seed=1).labels.tolist())
+
+
+def test_responsibilities_are_those_of_unequal_clusters():
+    """In few dimensions centres are nearly exact: responsibilities are near those of Bayes with clusters of 500 and 2,500."""
+    rng, truth = np.random.default_rng(5), np.repeat([0, 1], [500, 2500])
+    centres = np.array([[0.0, 0, 0], [2.5, 0, 0]])
+    x = (centres[truth] + rng.standard_normal((3000, 3))).astype(np.float32)
+    densities = np.array([1, 5]) * np.exp(-((x[:, None] - centres) ** 2).sum(axis=2) / 2)
+    found = sampled.fit(x, sample=300, clusters=2, seed=1).posteriors
+    small = int(found.sum(axis=0).argmin())
+    assert np.abs(found[:, small] - densities[:, 0] / densities.sum(axis=1)).mean() < 0.05
+
+
+def test_responsibilities_are_no_more_certain_than_centres_allow():
+    """Log-odds of calibrated responsibilities have twice their mean as variance; with centres of 40 updates taken as exact, 3.3 times."""
+    ratios = []
+    for seed in range(8):
+        x, truth = updates([40, 40], 4, seed)
+        logs = np.log(sampled.fit(x, sample=40, clusters=2, seed=1).posteriors)
+        odds = np.where(np.array(truth) == truth[int(logs[:, 0].argmax())], 1, -1) * (logs[:, 0] - logs[:, 1])
+        ratios.append(odds.var() / odds.mean())
+    assert 1.6 < np.mean(ratios) < 2.4
+
+
+def test_more_clusters_than_a_sample_holds_are_fitted_to_all_updates():
+    x, truth = updates([3, 3, 3], 20)
+    assert recovered(truth, sampled.fit(x, sample=2, clusters=3).labels.tolist())
+
+
+def test_updates_of_a_sample_have_their_own_noise():
+    rng = np.random.default_rng(4)
+    truth, deviations = np.repeat([0, 1], 40), rng.permutation(np.repeat([1.0, 5.0], [60, 20]))
+    centres = rng.standard_normal((2, P))
+    x = (centres[truth] + rng.standard_normal((80, P)) * deviations[:, None]).astype(np.float32)
+    found = sampled.fit(x, sample=40, clusters=2, seed=1, noise_deviation=deviations)
+    assert not found.outliers.any()
+
+
 def test_few_updates_are_fitted_as_without_a_sample_and_equal_seeds_give_equal_fits():
     x, _ = updates([10, 10], 6)
     whole, same = mixture.fit(x, clusters=2, seed=5), sampled.fit(x, sample=20, clusters=2, seed=5)
