@@ -172,6 +172,17 @@ def test_the_seeds_that_decide_are_those_of_the_side_that_would_decide(every):
     assert needed < statistics.seeds_needed(list(close.values()), 0.0)
 
 
+def test_a_claim_that_holm_alone_leaves_undecided_asks_for_no_seeds_that_it_has():
+    values = [1.0 + (-1) ** seed for seed in range(4)]
+    needed = statistics.seeds_needed(list(values), 0.5)
+    enough = claim(Comparison(stretched(values, needed), 0.5))
+    assert statistics.seeds_needed(list(enough.comparisons[0].values.values()), 0.5) == needed
+    others = [claim(Comparison({seed: (-1.0) ** seed for seed in range(4)})) for _ in range(9)]
+    assert judge([enough])[0].verdict == "holds"
+    judged = judge([enough, *others])[0]
+    assert (judged.verdict, "would decide" in judged.basis) == ("undecided", False)
+
+
 def test_seeds_are_not_foretold_where_a_comparison_that_is_needed_has_none():
     near, by_sign = Comparison({seed: 0.6 + (-1) ** seed for seed in range(4)}), Comparison({0: 1.0, 1: 1.0}, test="sign")
     assert "would decide" in judge([claim(near)])[0].basis
