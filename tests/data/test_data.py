@@ -294,12 +294,14 @@ def test_default_sizes(dataset, clients, sizes, expected):
 
 
 def test_impossible_sizes_name_the_field_and_the_largest_possible():
-    settings = DataSettings(dataset="digits", clients=[2, 4], train_per_client=400, test_per_client=361)
+    settings = DataSettings(dataset="digits", clients=[2, 4], train_per_client=360, test_per_client=361)
     with pytest.raises(ConfigError) as caught:
         plan_slices(settings, load("digits"), 0)
     assert len(caught.value.problems) == 2
     for word in ("data.train_per_client", "359", "data.test_per_client", "360"):
         assert word in str(caught.value)
+    largest = settings.model_copy(update={"train_per_client": 359, "test_per_client": 360})
+    assert [len(piece.train_rows) for piece in plan_slices(largest, load("digits"), 0)] == [359] * 6
     with pytest.raises(ConfigError, match=r"data\.clients"):
         plan_slices(DataSettings(clients=[2000]), load("digits"), 0)
 

@@ -212,6 +212,31 @@ def test_the_reader_finds(change: Change, said: str, verified: bool, copied: Pat
         assert any(check.holds is False for check in dpcfl.open_run(copied).verify())
 
 
+def one_more_charge(lines: list[dict[str, Any]]) -> None:
+    spent = {name: count + lines[-1]["slots"].count(name) for name, count in lines[-1]["spent"].items()}
+    lines.append({**lines[-1], "round": lines[-1]["round"] + 1, "id": "0" * len(lines[-1]["id"]), "spent": spent})
+
+
+def less_noise_charged(lines: list[dict[str, Any]]) -> None:
+    lines[-1]["events"][-1]["noise_multiplier"] = 9.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (one_more_charge, r"client 0: \w+ charged (\d+) times, planned \d+"),
+        (less_noise_charged, r"client 0 line \d+: \w+ is not the plan's event"),
+    ],
+)
+def test_verify_holds_charges_of_a_ledger_whose_chain_fits_to_the_plan(change: Any, said: str, copied: Path):
+    """A copy of a ledger from another host, written again with its counter: only the plan tells that it is not the client's."""
+    rewriting.rewrite_ledger(copied, 0, change, counter=True)
+    checks = {check.what: check for check in dpcfl.open_run(copied).verify()}
+    assert checks["ledgers: hash chains and counters whole"].holds
+    assert checks["ledgers hold nothing beyond the plan"].holds is False
+    assert re.fullmatch(said, checks["ledgers hold nothing beyond the plan"].detail)
+
+
 def test_without_the_journal_the_chain_finds_a_changed_and_a_dropped_line(copied: Path):
     ledger = copied / "ledgers/client_0000"
     (ledger / "journal").unlink()
