@@ -78,6 +78,11 @@ def test_a_mixture_has_a_central_set_of_each_data_set():
         assert rows.max() < records
         assert withheld(images, 150, 1, source).nonzero()[0].tolist() == rows.tolist()
     assert set(central_rows(images, 150, 1, 0)) != set(central_rows(images, 150, 1, 1))
+    asked = DataSettings(
+        dataset="mnist+fashion-mnist", clients=[2, 2], shift="none", train_per_client=50, test_per_client=25, central_test=150
+    )
+    for piece in plan_slices(asked, images, 1):
+        assert not set(piece.test_rows) & set(central_rows(images, 150, 1, piece.source))
 
 
 @pytest.mark.parametrize(
