@@ -74,6 +74,14 @@ def test_phases_follow_the_plan(protocol):
     assert quota == {"first": 1, "train": 19, "select": 2}
 
 
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_a_choice_costs_its_fraction_of_epsilon_under_both_adjacencies(protocol, adjacency):
+    privacy = protocol.privacy.model_copy(update={"adjacency": adjacency})
+    plan = algorithm_of(protocol.model_copy(update={"privacy": privacy})).plan(protocol.roster[0])
+    (event,) = {slot.event(None, adjacency) for slot in plan if slot.name == "select"}
+    assert event.epsilon == pytest.approx(0.03 * protocol.privacy.epsilon)
+
+
 def test_clients_choose_among_models_that_differ(protocol):
     """Updates without clusters: E_c is 2, or 1 after a warm start, since models that are still equal give no choice."""
 
@@ -172,6 +180,9 @@ def test_after_answers_that_crashes_cost_for_good_there_are_fewer_clusters(proto
     fed.round = 1
     state = algorithm.round(algorithm.start(fed), 1, fed)
     assert 1 <= len(state.models) <= 3
+    fed.lost = [3]  # the others may answer in another attempt
+    with pytest.raises(RunFailed, match="too few for 4 clusters"):
+        algorithm.round(algorithm.start(fed), 1, fed)
 
 
 def test_unknown_m_is_found_and_one_cluster_has_no_window(protocol):
@@ -235,3 +246,4 @@ def test_a_client_that_resembles_no_other_is_alone_and_the_run_says_so(protocol)
     assert states[0].diagnostics["first_round"]["outliers"].tolist() == [True] + [False] * 7
     _, (one,) = run(protocol, apart, 1, options={**protocol.options, "clusters": 1})
     assert one.diagnostics["outliers"] == [0]
+    assert "alone" not in one.diagnostics

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.data import natural
 from dpcfl_net.data.central import central_rows, central_slice, withheld
 from dpcfl_net.data.datasets import load
 from dpcfl_net.data.partition import open_rows, open_set, plan_slices
@@ -59,6 +60,16 @@ def test_clients_that_the_records_name_keep_their_other_test_records(tmp_path, m
     assert sorted([*held, *central]) == list(range(images.sizes[1]))
     without = plan_slices(asked.model_copy(update={"central_test": None}), images, 0)
     assert [piece.train_rows.tolist() for piece in pieces] == [piece.train_rows.tolist() for piece in without]
+
+
+def test_a_client_whose_test_records_are_all_central_is_left_out():
+    owners = np.array([0, 0, 1, 1], np.int32), np.array([0, 0, 1], np.int32)
+    for seed in range(5):
+        asked = None, (None, None), 0.0, np.random.default_rng(seed), np.array([True, False, True])
+        ((train, _, test),) = natural.shares(owners, 1, *asked)
+        assert (sorted(train), test.tolist()) == ([0, 1], [1])
+        with pytest.raises(ConfigError, match="the records name 2, of which 1 have"):
+            natural.shares(owners, 2, *asked)
 
 
 def test_the_central_set_of_a_shifted_cluster_has_its_transformation():

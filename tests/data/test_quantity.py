@@ -44,6 +44,7 @@ def test_drawn_sizes_use_every_record_and_keep_the_smallest(law, spread, clients
 def test_sizes_follow_their_law():
     rng = np.random.Generator(np.random.PCG64(1))
     assert drawn_sizes(SizeLaw(law="lognormal", spread=0.0), 4, 40, rng) == [10] * 4
+    assert sorted(drawn_sizes(SizeLaw(law="zipf", spread=1.0), 2, 10, rng)) == [4, 6]  # of 5.33 and 2.67 above one each
     zipf = sorted(drawn_sizes(SizeLaw(law="zipf", spread=1.0), 4, 25_000, rng), reverse=True)
     assert zipf == pytest.approx([12_000, 6_000, 4_000, 3_000], abs=4)
     logs = np.log(drawn_sizes(SizeLaw(law="lognormal", spread=1.0), 2_000, 2_000_000, rng))
@@ -108,8 +109,9 @@ def test_contradictions_are_refused(changes, words):
 def test_sizes_beyond_the_data_set_are_refused():
     with pytest.raises(ConfigError, match="a cluster need 1500 records, digits has 1437"):
         slices(sizes=[500, 500, 500, 10, 10])
-    with pytest.raises(ConfigError, match=r"data\.sizes\.smallest is 300: must be at most the mean, 100 records"):
-        slices(train_per_client=100, sizes={"law": "zipf", "spread": 1.0, "smallest": 300})
+    with pytest.raises(ConfigError, match=r"data\.sizes\.smallest is 101: must be at most the mean, 100 records"):
+        slices(train_per_client=100, sizes={"law": "zipf", "spread": 1.0, "smallest": 101})
+    assert counts(train_per_client=100, sizes={"law": "zipf", "spread": 1.0, "smallest": 100}) == [100] * 5
 
 
 def test_noise_is_calibrated_to_the_records_of_each_client(tmp_path):

@@ -76,6 +76,7 @@ def test_permuted_labels_differ_between_clusters_and_clients_of_one_share_them()
     assert orders[0] == orders[1] == tuple(range(10))
     assert len(set(orders)) == 3
     assert all(sorted(order) == list(range(10)) for order in orders)
+    assert len(set(shifts.label_orders(24, 4, seed=0))) == 24  # every one of them before one comes again
 
 
 def test_shifts_of_a_list_act_together():
