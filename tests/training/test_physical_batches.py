@@ -129,3 +129,14 @@ def test_clip_factors_do_not_show_the_size_of_the_batch(make: Callable[[int], Gr
         usable = torch.arange(slots) < 1
         found.append(clipping.clipped_sum([make(slots)], usable, 1.0, torch.empty(700), most=40).numpy().tobytes())
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("path", ["fast", "vmap"])
+def test_a_step_clips_a_record_alike_in_batches_of_every_size(path: str) -> None:
+    """All other records are removed, so that the sum is that of record 0, with the reserve of the largest batch."""
+    trainer, data = small(path=path, batch_size=24), Images(24, seed=3)
+    data.x[1:] = torch.nan
+    sums = [trainer.clipped_sum(start(), data, np.arange(drawn)) for drawn in (1, 10, 22)]
+    assert len(set(data.sizes)) == 3
+    assert np.abs(sums[0]).max() > 0
+    assert len({each.tobytes() for each in sums}) == 1
