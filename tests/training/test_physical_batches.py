@@ -105,6 +105,9 @@ def test_sizes_at_which_bits_differ_are_not_used() -> None:
         data.sizes.clear()
         trainer.clipped_sum(start(), data, np.arange(drawn))
         assert data.sizes[-1] == expected
+    engine = Shifting(choose(module, "fast", (1, 8, 8))[1], {trainer.slots - unit(trainer.slots)})
+    Trainer(module, clip=1.0, learning_rate=0.1, batch_size=16, path=engine).clipped_sum(start(), data, np.arange(18))
+    assert data.sizes[-1] == trainer.slots == 24
 
 
 def _rows(slots: int) -> Rows:
