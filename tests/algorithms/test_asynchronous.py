@@ -12,6 +12,7 @@ from conftest import SMALL
 from simulate import simulate
 
 import dpcfl_net as dpcfl
+from dpcfl_net.algorithms.asynchronous_options import Asynchronous
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.types import Task
@@ -99,6 +100,13 @@ def test_a_job_without_the_option_is_unchanged_and_the_plan_is_the_participation
     for entry, other in zip(plain.protocol.roster, asynchronous.protocol.roster, strict=True):
         assert plain.algorithm.plan(entry) == asynchronous.algorithm.plan(other)
         assert entry.noise_multiplier == other.noise_multiplier
+
+
+@pytest.mark.parametrize(("clients", "buffer", "rounds", "synchronous"), [(4, 2, 6, 0), (8, 3, 10, 2)])
+def test_participations_are_as_few_as_fill_all_buffers_without_the_slowest_clients(clients, buffer, rounds, synchronous):
+    planned = Asynchronous(buffer=buffer).planned(clients, rounds, synchronous) - synchronous
+    fast, needed = clients - (buffer - 1), buffer * (rounds - synchronous)
+    assert (planned - 1) * fast < needed <= planned * fast
 
 
 def test_updates_are_weighted_by_their_staleness_and_divided_by_the_buffer(tmp_path):

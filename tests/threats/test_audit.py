@@ -416,6 +416,13 @@ def test_guesses_that_are_all_right_refute_what_randomised_response_refutes():
     assert bounds._guessed(1000, 100, 100, 0.0, 0.01) == pytest.approx(expected, abs=2e-4)
 
 
+def test_the_best_of_several_shares_is_held_to_a_part_of_alpha():
+    """All guesses of the largest share are right: 20 of 100 canaries, at a fifth of alpha."""
+    accuracy = (0.05 / len(bounds.SHARES)) ** (1 / 20)
+    found = by_guesses(np.arange(100.0), np.arange(100) >= 50, 0.0, 0.05)
+    assert found == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-4)
+
+
 @pytest.mark.parametrize(
     ("guesses", "right", "epsilon_", "delta"), [(200, 150, 1.0, 1e-4), (40, 40, 3.0, 1e-5), (50, 0, 1.0, 1e-3)]
 )
