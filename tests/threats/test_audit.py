@@ -16,7 +16,7 @@ import torch
 import yaml
 from conftest import ROOT
 from records import KEY, start
-from scipy.stats import binom, norm
+from scipy.stats import binom, chi2, norm
 from simulate import simulate
 
 from dpcfl_net.algorithms.global_model import Global
@@ -450,6 +450,8 @@ def test_mu_gdp_is_the_gaussian_mechanism():
     for mu, delta in ((0.5, 1e-3), (2.0, 1e-4), (5.0, 1e-5)):
         assert gdp_epsilon(mu, delta) == pytest.approx(epsilon([SampledGaussian(1 / mu, 1.0, 1)], delta), rel=2e-3)
     nominal, rates = TradeOff.of([[SampledGaussian(1.0, 1.0, 4)]]), np.array([1e-4, 0.01, 0.159, 0.5])
+    several = TradeOff.of([[SampledGaussian(3.0, 1.0, 4)], [SampledGaussian(1.0, 1.0, 4)]])
+    assert np.array_equal(several.deltas, nominal.deltas)  # of several clients the weakest claim
     assert nominal.min_false_negatives(rates) == pytest.approx(norm.cdf(norm.isf(rates) - 2), abs=2e-3)
     assert nominal.refuted(0.15, 0.15)
     assert not nominal.refuted(0.16, 0.16)
@@ -460,6 +462,16 @@ def test_the_curve_of_deltas_is_the_accountants():
     events = [SampledGaussian(1.3, 0.1, 100), SampledGaussian(2.0, 1.0, 1)]
     spent = [epsilon(events, delta) for delta in (1e-2, 1e-4, 1e-6)]
     assert deltas(events, spent) == pytest.approx([1e-2, 1e-4, 1e-6], rel=2e-2)
+
+
+def test_all_tests_of_an_audit_share_the_probability_of_a_false_alarm():
+    """Noise that a sound run has with 0.5 %: no alarm if three tests share 1 %, one if they share 3 %."""
+    bits, sums = np.arange(20) < 10, np.full(20, 10)
+    squares = np.full(20, float(chi2.ppf(0.005, 100)) / 10)
+    one = Scores(EVERY_STEP, LIKELIHOOD, np.where(bits, -1.0, 1.0), bits, None, squares, sums)
+    nominal = TradeOff.of([[SampledGaussian(1.0, 1.0, 4)]])
+    broken = [judge([one], nominal, 8.0, 1e-5, alarm)[0].broken for alarm in (0.01, 0.03)]
+    assert broken == [(), ("noise",)]
 
 
 def test_errors_have_their_exact_limits():
