@@ -17,7 +17,7 @@ import yaml
 from cli_cases import call
 from conftest import ROOT
 
-from dpcfl_net.attacks.conformance import canary, chances, clipping, kit, noise, page, vectors
+from dpcfl_net.attacks.conformance import accounting, canary, chances, clipping, kit, noise, page, vectors
 from dpcfl_net.attacks.conformance.claim import Claim, read_claim
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.accounting.accountant import epsilon
@@ -129,6 +129,13 @@ def test_too_few_calls_leave_the_sampling_undecided():
     assert verdicts(report)["sampling"] == "undecided"
     assert "too few" in report.checks[2].sentence
     assert report.calls <= 6
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "allocation"])
+def test_an_epoch_that_was_begun_counts_as_a_whole(sampling):
+    claim = Claim.model_validate({**CLAIM, "sampling": sampling})
+    spent = [accounting.provable(claim, steps, "zero-out") for steps in (claim.epoch, claim.epoch + 1, 2 * claim.epoch)]
+    assert spent[0] < spent[1] == spent[2]
 
 
 def test_accounting_of_fixed_batches_needs_the_proof_for_fixed_batches():
