@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.launch import restarts
 from dpcfl_net.launch.placement.base import ClientRange
-from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
+from dpcfl_net.launch.placement.worker_pool import EXIT_S, PoolLimits, WorkerPool
 from dpcfl_net.launch.restarts import MOST_RESTART_S, RESTART_S, Restarts
 
 
@@ -44,21 +45,27 @@ def test_a_role_that_crashes_again_waits_twice_as_long_up_to_a_limit(now):
 
 
 class Crashing:
-    """Launcher and handles of workers that end with code 4, as on a full disk, when the test says so."""
+    """Launcher and handles of workers that end with a code, 4 as on a full disk, when the test says so."""
 
     reason, log_path = "no space left on device", Path("no log")
 
-    def __init__(self) -> None:
+    def __init__(self, code: int = 4) -> None:
         self.starts: list[int] = []
-        self.sentinel = 0
+        self.sentinel, self._code, self.commands = 0, code, list[str]()
 
     def start(self, process: ClientRange) -> Crashing:
         self.sentinel = process.clients[0]
         self.starts.append(self.sentinel)
         return self
 
+    def send_command(self, command: str) -> None:
+        self.commands.append(command)
+
+    def kill(self) -> None:
+        self.commands.append("kill")
+
     def wait(self) -> int:
-        return 4
+        return self._code
 
     def close(self) -> None:
         pass
@@ -109,3 +116,61 @@ def test_a_worker_that_waits_leaves_its_place_to_others(now):
     pool.start_worker([1])
     pool.update()
     assert launcher.starts == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("code", "restarted"), [(4, 2), (-9, 2), (2, 0), (3, 0)])
+def test_a_worker_that_no_restart_helps_is_lost_and_is_not_started_again(now, code, restarted):
+    launcher, lost = Crashing(code), list[int]()
+    pool = WorkerPool(launcher, 2, PoolLimits(1, 2, 2, False), report=lambda text: None, on_lost=lost.append)
+    pool.start_worker([1])
+    pool.update()
+    while not lost:
+        pool.ended(1)
+        now[0] += MOST_RESTART_S
+        pool.update()
+    pool.start_worker([1])  # the coordinator may not know it yet
+    pool.update()
+    assert launcher.starts == [1] * (1 + restarted)
+    assert (lost, pool.lost(), pool.sentinels) == ([1], [1], [])
+
+
+def test_a_worker_that_no_restart_helps_ends_a_run_that_needs_all(now):
+    pool = WorkerPool(Crashing(), 2, PoolLimits(1, 2, 1, True), report=lambda text: None, on_lost=lambda client: None)
+    pool.start_worker([1])
+    pool.update()
+    pool.ended(1)
+    pool.update()
+    with pytest.raises(RunFailed, match=r"client 1 ended with code 4: no space left on device.* every client must answer"):
+        pool.ended(1)
+
+
+def test_a_lost_process_of_several_clients_loses_those_that_exist(now):
+    launcher, lost = Crashing(), list[int]()
+    pool = WorkerPool(launcher, 5, PoolLimits(2, 9, 0, False), report=lambda text: None, on_lost=lost.append)
+    pool.start_worker([4, 2])
+    pool.update()
+    pool.start_worker([3])
+    assert (launcher.starts, launcher.commands) == ([4, 2], ["start 4", "start 2", "start 3"])
+    pool.ended(4)
+    pool.ended(2)
+    assert lost == [4, 2, 3]
+
+
+def test_a_worker_that_is_wanted_again_before_it_has_left_is_not_killed(now):
+    launcher = Crashing()
+    pool = WorkerPool(launcher, 2, PoolLimits(1, 1, 9, True), report=lambda text: None, on_lost=lambda client: None)
+
+    def pass_time():
+        for _ in range(2 * int(EXIT_S)):  # second by second: a jump would be a pause of the whole run
+            now[0] += 1
+            pool.update()
+
+    pool.start_worker([1])
+    pool.update()
+    pool.stop_worker([1])
+    pool.start_worker([1])
+    pass_time()
+    assert launcher.commands == []
+    pool.stop_worker([1])
+    pass_time()
+    assert launcher.commands == ["kill"]

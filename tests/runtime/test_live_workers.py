@@ -94,13 +94,34 @@ def test_the_longest_idle_makes_room_and_nobody_who_is_busy_or_wanted():
     told.pool.done(0)
     assert told.pool.admit([5, 2], {1}) == [2]
     assert told.new() == [("bye", 0)]
-    assert told.pool.admit([5], {1, 2}) == []  # one place is about to become free: no other client has to leave
+    assert told.pool.admit([5], {1}) == []  # one place is about to become free: client 2, idle by now, need not leave
     assert told.new() == []
     told.pool.left(0, busy=False)
     assert told.new() == [("stop", 0)]
     assert told.pool.admit([5], {1, 2}) == [5]
     assert told.new() == [("start", 5)]
     assert told.pool.in_turn([0, 2, 1]) == [1, 2, 0]
+
+
+def test_who_has_just_answered_makes_room_last():
+    told = Told(3)
+    told.here(0, 1, 2)
+    told.pool.done(1)
+    told.pool.done(0)
+    assert told.pool.admit([5, 6], ()) == []
+    assert told.new() == [("bye", 2), ("bye", 1)]
+
+
+def test_a_client_that_was_told_to_leave_starts_again_only_when_it_has_gone():
+    told = Told(2)
+    told.here(0, 1)
+    told.pool.admit([2], {1})
+    told.pool.left(1, busy=False)
+    assert told.new() == [("bye", 0), ("stop", 1)]
+    assert (told.pool.free, told.pool.admit([0], ())) == (1, [])
+    told.pool.left(0, busy=False)
+    assert told.pool.admit([0], ()) == [0]
+    assert told.new() == [("stop", 0), ("start", 0)]
 
 
 def test_a_goodbye_is_repeated_until_the_client_has_gone():

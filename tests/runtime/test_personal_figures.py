@@ -306,7 +306,8 @@ def test_kept_figures_are_bounded_and_a_damaged_file_is_named_and_replaced(tmp_p
         assert kept.before(100) == []
         assert FIGURES in caplog.text
     kept.add(7, 0.5, 0.5)
-    assert KeptFigures(tmp_path).before(100) == [(7, 0.5, 0.5)]
+    kept.add(7, 0.75, None)  # a client that starts again evaluates its model once more
+    assert KeptFigures(tmp_path).before(100) == [(7, 0.75, None)]
 
 
 def trained(job, t):

@@ -10,7 +10,7 @@ from wire_ends import JOB, RUN, Ends, P, make_client, make_server
 
 from dpcfl_net.transport.channel import Channel, Stamp, Stream
 from dpcfl_net.transport.endpoint import Payload
-from dpcfl_net.transport.messages import CHUNK, Header, decode
+from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, decode
 from dpcfl_net.transport.peers import OpenTask
 from dpcfl_net.transport.transcript import Transcript, read
 
@@ -53,6 +53,14 @@ def test_a_repetition_starts_from_the_first_chunk_and_is_sent_once() -> None:
     channel.pump()
     assert [header.kind for header in said] == ["TASK", "CHUNK", "CHUNK"] * 2
     assert [header.index for header in said if header.kind == "CHUNK"] == [0, 1, 0, 1]
+
+
+def test_credit_for_chunks_that_were_not_sent_opens_no_larger_window() -> None:
+    channel, stream = sent_stream(3 * WINDOW)
+    assert stream.sent == WINDOW
+    channel.credit(stream.id, 3 * WINDOW)
+    channel.pump()
+    assert stream.sent == 2 * WINDOW
 
 
 def test_credits_come_from_a_slow_transfer_before_half_a_window_has_arrived() -> None:
