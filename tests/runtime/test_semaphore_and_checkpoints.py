@@ -325,8 +325,10 @@ def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_pa
             fed.missing = [5] if t == 2 else []
             return state
 
-    drive(Rounds(), fed, checkpoints, lambda t, state: None)
+    told = []
+    drive(Rounds(), fed, checkpoints, lambda t, state: told.append((t, checkpoints.rounds()[-1])))
     assert seen == {1: [], 2: [], 3: [1, 2]}
+    assert told == [(1, 1), (2, 2), (3, 3)]  # a round is told once its checkpoint is there
 
 
 @pytest.mark.parametrize("at_first", [True, False])
@@ -355,6 +357,7 @@ TWO = np.zeros((2, 2), "f4")
     [
         (None, r"Wrong returned NoneType: must return a State"),
         (State(TWO.astype("f8"), [0, 1, 1]), r"Wrong has float64 \(2, 2\) as State\.models: must be float32 \(M, 2\), one row"),
+        (State(TWO[:0], [None] * 3), r"Wrong has 0 rows in State\.models: must be at least 1, those that clients use"),
         (State(TWO[0], [0, 1, 1]), r"float32 \(2,\) as State\.models"),
         (State(np.zeros((2, 4), "f4"), [0, 1, 1]), r"float32 \(2, 4\) as State\.models"),
         (State([TWO[0], TWO[1]], [0, 1, 1]), r"list as State\.models"),

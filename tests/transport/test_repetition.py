@@ -6,11 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 from wire_ends import JOB, RUN, Ends, P, make_client, make_server
 
-from dpcfl_net.transport.channel import Channel, Stamp, Stream
+from dpcfl_net.transport.channel import Channel, Stamp, Stream, new_id
 from dpcfl_net.transport.endpoint import Payload
-from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, decode
+from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, decode
 from dpcfl_net.transport.peers import OpenTask
 from dpcfl_net.transport.transcript import Transcript, read
 
@@ -61,6 +62,24 @@ def test_credit_for_chunks_that_were_not_sent_opens_no_larger_window() -> None:
     channel.credit(stream.id, 3 * WINDOW)
     channel.pump()
     assert stream.sent == 2 * WINDOW
+
+
+def test_chunks_of_a_refused_message_are_dropped_once() -> None:
+    channel, _ = sent_stream(1)
+    stamp, refused = Stamp(RUN, JOB), new_id()
+
+    def arrives(index: int) -> object:
+        return channel.take(stamp.header(kind="CHUNK", parent=refused, index=index), memoryview(b"x"))
+
+    channel.ignore(refused)
+    assert arrives(0) is None
+    assert arrives(1) is None
+    for _ in range(2):  # sent again, and its header did not arrive: the sender has to know
+        with pytest.raises(WireError, match="no message expects this chunk"):
+            arrives(0)
+    assert arrives(1) is None
+    with pytest.raises(WireError, match="no message expects this chunk"):
+        arrives(1)
 
 
 def test_credits_come_from_a_slow_transfer_before_half_a_window_has_arrived() -> None:

@@ -558,6 +558,25 @@ def test_late_answer_does_not_answer_the_next_task_and_its_payload_is_not_taken(
         assert server.bytes_up - before <= P * 4 + (64 << 10)  # not sent again
 
 
+def test_an_answer_whose_task_is_cancelled_while_it_arrives_is_set_aside(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    payload = Payload.of({"update": np.ones(P, "f4")})
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        task = server.send_task(0, 1, "train", {"models": np.zeros((1, P), "f4")})
+        about = {"parent": task, "round": 1, "task": "train", "code": "release"}
+        said = liar.say("RESULT", tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks), **about)
+        first, *rest = map(bytes, payload.chunks)
+        liar.say("CHUNK", first, parent=said.id, index=0)
+        ends.until(lambda: server.bytes_up > CHUNK)
+        server.cancel(0)
+        for index, chunk in enumerate(rest, 1):
+            liar.say("CHUNK", chunk, parent=said.id, index=index)
+        ends.until(lambda: liar.hears(kind="ACK", parent=said.id))
+        assert [(late.round, late.status, late.tensors) for late in ends.of("late")] == [(1, "release", {})]
+        assert (ends.of("result"), server.failures) == ([], {})
+
+
 def test_a_task_that_waits_while_a_late_answer_is_confirmed_is_not_sent_again(server: ServerEndpoint) -> None:
     with make_client(server.address) as client:
         ends = Ends(server, client).joined()
