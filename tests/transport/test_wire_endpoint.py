@@ -57,7 +57,7 @@ from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, VERSION, WINDOW, Head
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span, decode_note
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
-from dpcfl_net.transport.server import FAILURES
+from dpcfl_net.transport.server import FAILURES, FRESH_BEATS
 from dpcfl_net.transport.sockets import Listener
 from dpcfl_net.transport.transcript import Transcript, read
 
@@ -650,6 +650,39 @@ def test_idle_worker_gets_its_task_again_and_delivers_it_once_more(server: Serve
         assert {event.id for event in ends.tasks(client)} == {task}
         client.send_result(task, "lost")
         ends.until(lambda: ends.of("result"))
+
+
+def test_a_client_that_falls_silent_or_comes_again_does_not_wait_for_a_core(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        liar.say("HEARTBEAT", code="waiting")
+        ends.until(lambda: server.waits(0))
+        until = time.monotonic() + 0.1 * (FRESH_BEATS + 2)
+        ends.until(lambda: time.monotonic() > until)
+        assert (server.phases, server.waits(0)) == ({0: "waiting"}, False)
+        liar.say("HEARTBEAT", code="waiting")
+        ends.until(lambda: server.waits(0))
+    ends.until(lambda: not server.ready)
+    assert not server.waits(0)
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        assert (server.phases, server.waits(0)) == ({0: "idle"}, False)
+
+
+def test_a_task_is_acknowledged_on_each_connection_or_sent_again(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    task = server.send_task(0, 1, "small", {})
+    for acknowledges in (True, False):
+        with Liar(server.address) as liar:
+            liar.hello(ends)
+            ends.until(lambda liar=liar: liar.hears(kind="TASK", id=task))
+            if acknowledges:
+                liar.say("ACK", parent=task, code="computing")
+            until = time.monotonic() + 1.0  # three times resend_s
+            ends.until(lambda liar=liar, until=until: liar.say("HEARTBEAT", code="computing") and time.monotonic() > until)
+            assert (len(liar.hears(kind="TASK")) == 1) is acknowledges
+        ends.until(lambda: not server.ready)
 
 
 def test_client_turns_down_what_the_template_or_its_own_check_forbids(server: ServerEndpoint) -> None:
