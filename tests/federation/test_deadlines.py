@@ -12,6 +12,7 @@ import zmq
 from test_federation import Actor, federation, job, made, shifted
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.federation import network
 from dpcfl_net.federation.call_limits import LauncherLink
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.federation.pause import PauseListener
@@ -195,6 +196,38 @@ def test_a_client_that_does_not_come_before_a_pause_ends_keeps_no_place(job):
             for actor in started.values():
                 actor.stop.set()
                 actor.join()
+
+
+def test_time_in_which_a_client_waits_for_a_core_is_not_counted_up_to_a_limit(job, monkeypatch):
+    monkeypatch.setattr(network, "WAITS", 4)
+
+    def says(client, phases, seconds):
+        """Answers after some seconds in which the client reports these phases in turn."""
+
+        def answer(model):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not actors[client].stop.is_set():
+                for phase in phases:
+                    actors[client].endpoint.heartbeat(phase)
+                    actors[client].endpoint.poll(0.1)
+            return model
+
+        return answer
+
+    with federation(*job, dict.fromkeys(range(4), shifted(0)), quorum=0.25, timeout_s=0.5) as (fed, algorithm, actors):
+        actors[0].answer = says(0, ["waiting"], 1.5)
+        actors[1].answer = says(1, ["computing"], 20)
+        actors[2].answer = says(2, ["waiting"], 20)
+        actors[3].answer = says(3, ["waiting", "computing"], 20)
+        took = {}
+        for client in range(4):
+            begun = time.monotonic()
+            answered = list(fed.call(algorithm.train, each={client: {"model": theta(job)}}, quorum=0.0))
+            took[client] = time.monotonic() - begun
+            assert answered == [0] * (client == 0)
+        assert took[0] >= 1.5
+        assert 0.5 <= took[1] < 2.0, took  # it computes, and has one timeout for that
+        assert all(2.0 <= took[client] < 10 for client in (2, 3)), took  # four timeouts
 
 
 @pytest.mark.parametrize("deadline_s", [None, 1.5])

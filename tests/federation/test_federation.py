@@ -65,7 +65,7 @@ class Actor(threading.Thread):
         protocol, algorithm = self.job.protocol, algorithm_of(self.job.protocol)
         name, steps, encoding = client_key(self.client), client_steps(algorithm), MessageEncoding(algorithm)
         entry = protocol.client(self.client)
-        endpoint = ClientEndpoint(
+        self.endpoint = endpoint = ClientEndpoint(
             self.address, Link.of(protocol, keys.read_pair(self.folder, name, entry.public_key), protocol.coordinator_key),
             client=self.client, task_template=lambda task: encoding.task_template(steps[task]),
         )  # fmt: skip
