@@ -82,6 +82,54 @@ def test_a_late_answer_is_counted_and_never_mixed_into_the_next_round(job):
         assert fed.endpoint.failures == {}
 
 
+def test_a_late_answer_is_counted_in_a_round_that_does_not_ask_its_client(job):
+    release = threading.Event()
+
+    def slow(model):
+        release.wait(20)
+        return model
+
+    def after_the_late_one(model):
+        release.set()
+        time.sleep(1.0)
+        return model
+
+    with federation(*job, {0: slow} | dict.fromkeys((1, 2, 3), shifted(0)), quorum=0.75, timeout_s=1.0) as (
+        fed,
+        algorithm,
+        actors,
+    ):
+        assert fed.call(algorithm.train, common={"model": theta(job)}).missing == [0]
+        fed.round, fed.timeout_s, actors[1].answer = 2, 20.0, after_the_late_one
+        assert list(fed.call(algorithm.train, each={1: {"model": theta(job)}})) == [1]
+        assert (fed.counts.late, fed.missing) == ([0], [])
+
+
+def test_an_answer_that_a_crash_lost_counts_so_that_no_round_pauses_for_another(job):
+    pauses, answers = Pauses(), {0: shifted(0), 1: shifted(0), 2: lambda model: "lost", 3: lambda model: None}
+    with federation(*job, answers, listeners=pauses.listeners, quorum=0.75, timeout_s=1.0, pause_s=2.0) as (fed, algorithm, _):
+        results = fed.call(algorithm.train, common={"model": theta(job)})
+        assert (list(results), results.missing, fed.lost, pauses.began) == ([0, 1], [2, 3], [2], [])
+
+
+def test_a_client_that_computes_when_a_pause_ends_has_its_time(job):
+    def from_the_pause_on(model):
+        pauses.in_pause.wait(20)
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:
+            actors[2].endpoint.poll(0.1)  # the server hears that it computes
+        return model
+
+    pauses, answers = Pauses(), {0: shifted(0), 1: shifted(0), 2: from_the_pause_on, 3: lambda model: None}
+    with federation(*job, answers, listeners=pauses.listeners, quorum=0.75, timeout_s=3.0, pause_s=1.0) as (
+        fed,
+        algorithm,
+        actors,
+    ):
+        assert list(fed.call(algorithm.train, common={"model": theta(job)})) == [0, 1, 2]
+        assert len(pauses.began) == 1
+
+
 def test_an_overdue_answer_counts_while_the_round_waits_for_others(job):
     def after_the_pause_began(model):
         pauses.in_pause.wait(20)

@@ -52,7 +52,7 @@ def top_k_job(tmp_path_factory):
 
 
 class Actor(threading.Thread):
-    """A scripted worker: answers every task with the update (or the tensors) that `answer(model)` returns; None: not at all."""
+    """A scripted worker: answers every task with the update (or tensors, or status) that `answer(model)` returns; None: not at all."""
 
     def __init__(self, job, folder, client, address, answer):
         super().__init__(daemon=True)
@@ -74,7 +74,9 @@ class Actor(threading.Thread):
                 for event in endpoint.poll(0.1):
                     if event.kind == "task":
                         endpoint.heartbeat("computing")
-                        if (said := self.answer(event.tensors["model"])) is not None:
+                        if isinstance(said := self.answer(event.tensors["model"]), str):
+                            endpoint.send_result(event.id, said)
+                        elif said is not None:
                             endpoint.send_result(event.id, "release", said if isinstance(said, dict) else {"update": said})
                     elif event.kind == "error":
                         self.errors.append(event.code)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from wire_ends import JOB, RUN, Ends, P, make_client, make_server
 
-from dpcfl_net.transport.channel import Channel, Stamp, Stream, new_id
+from dpcfl_net.transport.channel import SLOW, Channel, Stamp, Stream, new_id
 from dpcfl_net.transport.endpoint import Payload
 from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, decode
 from dpcfl_net.transport.peers import OpenTask
@@ -54,6 +54,17 @@ def test_a_repetition_starts_from_the_first_chunk_and_is_sent_once() -> None:
     channel.pump()
     assert [header.kind for header in said] == ["TASK", "CHUNK", "CHUNK"] * 2
     assert [header.index for header in said if header.kind == "CHUNK"] == [0, 1, 0, 1]
+
+
+def test_the_time_between_repetitions_doubles_three_times() -> None:
+    channel, stream = sent_stream(1)
+    waits = []
+    for _ in range(6):
+        waits.append(stream.due(RESEND_S) - stream.moved)
+        channel.repeat_overdue(stream)
+        channel.pump()
+    on_its_way_s = CHUNK / SLOW
+    assert waits == pytest.approx([RESEND_S * factor + on_its_way_s for factor in (1, 2, 4, 8, 8, 8)])
 
 
 def test_credit_for_chunks_that_were_not_sent_opens_no_larger_window() -> None:

@@ -172,7 +172,10 @@ def test_no_field_carries_a_privacy_parameter_or_a_figure(name: str) -> None:
         {"reason": "x" * 501},
         {"kind": "RESULT", "code": "perhaps"},
         {"kind": "HEARTBEAT", "code": "loss-0-31"},
+        {"kind": "ACK", "code": "loss-0-31"},
         {"kind": "ACK", "tensors": [["a", "f4", [1], 4]], "chunks": 1, "blake3": "c" * 64},
+        {"kind": "CHUNK", "tensors": [["a", "f4", [1], 4]], "chunks": 1, "blake3": "c" * 64},
+        {"tensors": [["a", "f4", [1 << 32], 1 << 34], ["b", "f4", [1], 4]], "chunks": (1 << 13) + 1, "blake3": "c" * 64},
         {"tensors": [["a", "f4", [1], 4]], "chunks": 2, "blake3": "c" * 64},
         {"tensors": [["a", "f4", [1], 4]], "chunks": 1},
         {"tensors": [["a", "f4", [1]]], "chunks": 1, "blake3": "c" * 64},
@@ -180,6 +183,20 @@ def test_no_field_carries_a_privacy_parameter_or_a_figure(name: str) -> None:
 )
 def test_mistyped_and_contradictory_fields_are_refused(changes: dict[str, object]) -> None:
     assert code_of(raw(**changes)) == "schema"
+
+
+@pytest.mark.parametrize("size", [0, 4, CHUNK - 4, CHUNK, CHUNK + 4, 3 * CHUNK])
+def test_a_header_announces_as_many_chunks_as_its_payload_takes(size: int) -> None:
+    chunks = len(Payload.of({"a": np.zeros(size // 4, "f4")}).chunks)
+    about = {
+        "kind": "RESULT",
+        "code": "release",
+        "tensors": [["a", "f4", [size // 4], size]],
+        "blake3": "c" * (64 * bool(size)),
+    }
+    assert decode(raw(**about, chunks=chunks)).size == size
+    for wrong in (chunks - 1, chunks + 1):
+        assert code_of(raw(**about, chunks=wrong)) == "schema"
 
 
 def test_own_sentences_are_sent_without_control_characters() -> None:

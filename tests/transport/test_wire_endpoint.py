@@ -51,7 +51,7 @@ from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
-from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
+from dpcfl_net.transport.endpoint import ClientTimes, Link, Payload, ServerEndpoint
 from dpcfl_net.transport.guard import MOST_OF_KEY, SPARE
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, VERSION, WINDOW, Header, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
@@ -99,6 +99,66 @@ def test_broadcast_shares_the_bytes_of_the_array() -> None:
     payload = Payload.of({"models": models})
     assert len(payload.chunks) == 5
     assert all(np.shares_memory(np.frombuffer(chunk, "u1"), models) for chunk in payload.chunks)
+
+
+def test_a_client_believes_only_answers_to_its_hello_and_the_boot_that_welcomed_it() -> None:
+    stamp, other = Stamp(RUN, JOB), Stamp(RUN, JOB)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+        with make_client(address, security="none") as client:
+
+            def until(done: Callable[[], object], limit_s: float = 30.0) -> None:
+                deadline = time.monotonic() + limit_s
+                while not done():
+                    assert time.monotonic() < deadline, client.failures
+                    found.extend(client.poll(0.01))
+
+            found: list[Any] = []
+            until(lambda: router.poll(0))
+            route, hello = router.recv_multipart()
+            for count, fields in enumerate(({"kind": "WELCOME"}, {"kind": "ERROR", "code": "job"}), 1):
+                router.send_multipart([route, encode(stamp.header(parent=new_id(), **fields))])
+                until(lambda count=count: client.failures["no-welcome"] == count)
+            assert not client.welcomed
+            router.send_multipart([route, encode(stamp.header(kind="WELCOME", parent=decode(hello).id))])
+            until(lambda: client.welcomed)
+            for _ in range(2):  # a higher sequence number
+                other.header(kind="BYE")
+            for header in (other.header(kind="BYE"), other.header(kind="TASK", round=1, task="small")):
+                router.send_multipart([route, encode(header)])
+            until(lambda: client.failures["boot"] == 2)
+            assert [event.kind for event in found] == ["welcome"]
+            router.send_multipart([route, encode(stamp.header(kind="BYE"))])
+            until(lambda: found[-1].kind == "bye")
+
+
+def test_a_client_is_patient_with_each_connection_that_the_coordinator_takes_for_a_second_one(monkeypatch) -> None:
+    """The coordinator may not have seen yet that the connection before has ended."""
+    stamp, later_s = Stamp(RUN, JOB), [0.0]
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        address = "tcp://127.0.0.1:*"
+        for connection in range(2):
+            router = stack.enter_context(context.socket(zmq.ROUTER))
+            router.linger = 0
+            router.bind(address)
+            if connection == 0:
+                address = router.last_endpoint.decode()
+                client = stack.enter_context(make_client(address, security="none"))
+                now = client._clock.now
+                monkeypatch.setattr(client._clock, "now", lambda: now() + later_s[0])
+            for answer in ({"kind": "ERROR", "code": "duplicate"}, {"kind": "WELCOME"}):
+                while not router.poll(0):
+                    client.poll(0.01)
+                route, hello = router.recv_multipart()
+                router.send_multipart([route, encode(stamp.header(parent=decode(hello).id, **answer))])
+            while not client.welcomed:
+                client.poll(0.01)
+            router.close()
+            while client.welcomed:
+                client.poll(0.01)
+            later_s[0] = 2 * ClientTimes.duplicate_grace_s
 
 
 def test_a_client_says_that_a_task_arrives_only_if_it_takes_time() -> None:
@@ -354,9 +414,16 @@ def test_strangers_who_send_nothing_do_not_take_all_descriptors_of_a_server() ->
     most = len(KEYS) + SPARE
     with contextlib.ExitStack() as stack, make_server() as server, make_client(server.address, 0) as early:
         ends = Ends(server, early).joined()
+        quiet = stack.enter_context(Liar(server.address, 2))  # has proved its key
+        quiet.wait(lambda: quiet._through, 10)
         where = ("127.0.0.1", int(server.address.rpartition(":")[2]))
         strangers = [stack.enter_context(socket.create_connection(where)) for _ in range(400)]
-        ends.until(lambda: sum(map(is_open, strangers)) <= most, 5)  # the time limit of a handshake is 10 seconds
+        ends.until(lambda: sum(map(is_open, strangers)) <= most - 1, 5)  # the time limit of a handshake is 10 seconds
+        until = time.monotonic() + 0.3
+        ends.until(lambda: time.monotonic() > until)
+        assert sum(map(is_open, strangers)) == most - 1
+        quiet.listen()
+        assert not quiet.closed
         assert fds("socket:") < 400 + most + 50  # the strangers' ends are in this process, too
         assert ends.round(early, 0, 1, UPDATE).kind == "result"
         with make_client(server.address, 1) as late:
@@ -888,6 +955,9 @@ def test_the_transcript_has_a_task_on_file_before_a_client_can_answer_it(tmp_pat
             assert sent in [decode(record.header).id for record in read(tmp_path / "t")]
             client.send_result(ends.tasks(client)[-1].id, "release", {"update": np.zeros(P, "f4")})
             ends.until(lambda: not client.pending)
+        sent = server.send_task(0, 4, "small", {})  # without chunks
+        ends.until(lambda: len(ends.tasks(client)) == 4)
+        assert sent in [decode(record.header).id for record in read(tmp_path / "t")]
 
 
 def test_a_chunk_that_is_too_long_leaves_the_transcript_readable(tmp_path: Path) -> None:
