@@ -147,7 +147,7 @@ def test_a_client_is_patient_with_each_connection_that_the_coordinator_takes_for
                 address = router.last_endpoint.decode()
                 client = stack.enter_context(make_client(address, security="none"))
                 now = client._clock.now
-                monkeypatch.setattr(client._clock, "now", lambda: now() + later_s[0])
+                monkeypatch.setattr(client._clock, "now", lambda now=now: now() + later_s[0])
             for answer in ({"kind": "ERROR", "code": "duplicate"}, {"kind": "WELCOME"}):
                 while not router.poll(0):
                     client.poll(0.01)
