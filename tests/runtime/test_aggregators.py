@@ -188,7 +188,9 @@ def added(finished, monkeypatch):
     fed = TreeFederation(algorithm, None, CallLimits(quorum=0.0), NO_LAUNCHER, print)
     p, totals = algorithm.protocol.model.parameters, {0: [[1.0], [0.0]], 1: [[0.0], [10.0]]}
 
-    def add_up(**lies):
+    def add_up(quorum=0.0, **lies):
+        fed.quorum = quorum
+
         def exchange(calls, t, task, messages, take):
             for number, tensors in messages.items():
                 status = np.where(tensors[wire.ASKED] == 1, wire.ANSWERED, wire.NOT_ASKED)
@@ -221,6 +223,13 @@ def test_an_aggregator_answers_for_the_clients_that_were_asked(added):
     for status in ([1, 1, 1], [1, 0, 0]):
         with pytest.raises(RunFailed, match="aggregator 1 answered for other clients than those that were asked"):
             added(status=status)
+
+
+def test_an_answer_that_a_crash_lost_counts_towards_the_quorum_also_behind_an_aggregator(added):
+    lost, missing = [1, 2, 0], [1, 3, 0]
+    assert added(quorum=1.0, status=lost) == ({0: 0, 2: 1}, [1.0, 5.0])
+    with pytest.raises(RunFailed, match="2 of 3 clients answered"):
+        added(quorum=1.0, status=missing)
 
 
 def _code(array):

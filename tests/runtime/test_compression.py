@@ -191,6 +191,19 @@ def test_what_feedback_adds_up_is_cut_to_the_bound_and_the_rest_is_kept(tmp_path
     assert 0.999 * bound < longest <= bound
 
 
+def test_a_number_that_is_not_finite_does_not_stay_in_the_residual(tmp_path):
+    """The server refuses that release; the residual is added to all later ones."""
+    job = made(tmp_path, communication=FORMS["feedback"], algorithm={"name": "global"})
+    encoding, step = MessageEncoding(job.algorithm), client_steps(job.algorithm)["train"]
+    residuals = {}
+    for bad in (np.nan, np.inf, -np.inf):
+        update = np.full(P, 1e-6, np.float32)
+        update[:400] = bad  # more than are sent
+        _, residuals = encoding.encode_release(step, 0, Release(update=update), residuals)
+        sent, residuals = encoding.encode_release(step, 0, Release(update=np.full(P, 1e-6, np.float32)), residuals)
+        assert all(np.isfinite(array).all() for array in (sent.tensors["update"], *residuals.values()))
+
+
 def test_the_claim_and_the_noise_are_those_of_the_same_job_without_compression(tmp_path):
     plain = made(tmp_path / "a")
     for name, form in FORMS.items():
