@@ -191,6 +191,7 @@ def test_what_feedback_adds_up_is_cut_to_the_bound_and_the_rest_is_kept(tmp_path
     assert 0.999 * bound < longest <= bound
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_number_that_is_not_finite_does_not_stay_in_the_residual(tmp_path):
     """The server refuses that release; the residual is added to all later ones."""
     job = made(tmp_path, communication=FORMS["feedback"], algorithm={"name": "global"})
