@@ -43,6 +43,8 @@ def test_a_core_goes_to_the_client_whose_task_is_there_first() -> None:
 def test_answers_leave_at_multiples_of_the_deadline() -> None:
     trip = trips(0.0, {0: WORK}, VirtualNetwork({0: MEGABIT}), deadline_s=1.5)[0]
     assert trip.sent == pytest.approx(trip.arrived + 3.0)
+    at_once = trips(0.0, {0: Work((0,), 0.0, (0,))}, VirtualNetwork({0: MEGABIT}), deadline_s=1.5)[0]
+    assert at_once.sent == pytest.approx(at_once.arrived + 1.5)
 
 
 def test_a_link_that_is_off_delays_the_transfer() -> None:
