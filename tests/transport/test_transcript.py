@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -12,9 +15,9 @@ from full_disk import files_do_not_grow
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.transport.channel import Stamp
-from dpcfl_net.transport.messages import CHUNK, decode, encode
+from dpcfl_net.transport.messages import CHUNK, VERSION, decode, encode
 from dpcfl_net.transport.payload import Payload
-from dpcfl_net.transport.transcript import Mode, Record, Transcript, messages, read
+from dpcfl_net.transport.transcript import FORMAT, Mode, Record, Transcript, messages, read
 
 UPDATE = {"update": np.arange(CHUNK // 2, dtype="f4"), "choice": np.array([1])}
 
@@ -80,6 +83,35 @@ def test_messages_are_put_together_again(tmp_path: Path) -> None:
     assert {header.kind: tensors for _, header, tensors in messages(tmp_path / "headers")}["RESULT"] is None
 
 
+def test_chunks_that_the_coordinator_refused_are_in_no_message(tmp_path: Path) -> None:
+    """A client that sends a chunk twice or too early gets an error, and the right one counts."""
+    stamp, payload = Stamp("ab", "0" * 64), Payload.of(UPDATE)
+    result = stamp.header(
+        kind="RESULT", code="release", tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks)
+    )
+    with closing(Transcript(tmp_path / "t", "full")) as transcript:
+        transcript.record("up", "client 3", encode(result))
+        for index in (0, 0, 2, 1, 1, 2):
+            header = stamp.header(kind="CHUNK", parent=result.id, index=index)
+            transcript.record("up", "client 3", encode(header), payload.chunks[index])
+    ((_, _, tensors),) = messages(tmp_path / "t")
+    assert tensors is not None
+    np.testing.assert_array_equal(tensors["update"], UPDATE["update"])
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_only_the_version_of_the_server_says_who_can_read_a_transcript(tmp_path: Path, direction: str) -> None:
+    """A client may send any number, and must not make the record of its run unreadable."""
+    header = replace(Stamp("ab", "0" * 64).header(kind="HELLO"), version=VERSION + 1)
+    with closing(Transcript(tmp_path / "t")) as transcript:
+        transcript.record(direction, "client 3", encode(header))
+    if direction == "up":
+        assert [found.version for _, found, _ in messages(tmp_path / "t")] == [VERSION + 1]
+    else:
+        with pytest.raises(ConfigError, match=f"wire protocol {VERSION + 1}"):
+            list(messages(tmp_path / "t"))
+
+
 def test_every_changed_bit_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "t"
     write(path, "headers")
@@ -126,6 +158,24 @@ def test_removed_swapped_repeated_and_forged_records_are_noticed(tmp_path: Path,
     with pytest.raises(Refused) as caught:
         list(read(tmp_path / "t"))
     assert caught.value.code == "transcript-broken"
+
+
+def chained(frames: list[list[bytes]]) -> list[list[bytes]]:
+    """Chain the bodies of records anew, as anyone can."""
+    digest, found = hashlib.sha256(FORMAT.encode()).digest(), []
+    for body, _ in frames:
+        digest = hashlib.sha256(digest + body).digest()
+        found.append([body, digest])
+    return found
+
+
+def test_a_chain_that_was_built_again_without_a_record_has_a_gap_in_its_numbers(tmp_path: Path) -> None:
+    sent = write(tmp_path / "t")
+    rewrite(tmp_path / "t", chained)
+    assert len(list(read(tmp_path / "t"))) == len(sent)
+    rewrite(tmp_path / "t", lambda frames: chained([frames[0], *frames[2:]]))
+    with pytest.raises(Refused, match="record 1 was changed"):
+        list(read(tmp_path / "t"))
 
 
 def test_a_cut_tail_costs_one_record_and_is_flagged(tmp_path: Path) -> None:
