@@ -161,13 +161,20 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
     match_template([(key, _code(a), a.shape, a.nbytes) for key, a in good.items()], messages.task_template(group, name))
     messages.check_task(name, good)
     assert wire.client_tasks(group, messages.steps["train"], good).keys() == {2, 4}
+    different = {client: {"model": np.full(p, client % 2, np.float32)} for client in group}
+    different[4] = different[2]
+    found = wire.client_tasks(group, messages.steps["train"], wire.group_task(group, different, None))
+    assert {client: task["model"][0] for client, task in found.items()} == {2: 0, 3: 1, 4: 0}
+    most = max(algorithm.capabilities.max_models, algorithm.capabilities.published_models)
+    messages.check_task(name, good | {wire.ROWS: np.int64(most), wire.ROW: np.zeros(3, np.int64)})
     one = np.ones(3, np.int64)
     for bad in (
         {"model.of": 2 * one},
         {"model.of": -one},
         {wire.ROW: 2 * one},
+        {wire.ROW: -2 * one},
         {wire.ROWS: np.int64(0)},
-        {wire.ROWS: np.int64(9)},
+        {wire.ROWS: np.int64(most + 1)},
     ):
         with pytest.raises(Refused):
             messages.check_task(name, good | bad)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from wire_ends import JOB, RUN, Ends, P, make_client, make_server
 
-from dpcfl_net.transport.channel import SLOW, Channel, Stamp, Stream, new_id
+from dpcfl_net.transport.channel import CONTROLS, SLOW, Channel, Stamp, Stream, new_id
 from dpcfl_net.transport.endpoint import Payload
 from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, decode
 from dpcfl_net.transport.peers import OpenTask
@@ -54,6 +54,18 @@ def test_a_repetition_starts_from_the_first_chunk_and_is_sent_once() -> None:
     channel.pump()
     assert [header.kind for header in said] == ["TASK", "CHUNK", "CHUNK"] * 2
     assert [header.index for header in said if header.kind == "CHUNK"] == [0, 1, 0, 1]
+
+
+def test_few_messages_wait_for_a_peer_that_does_not_read() -> None:
+    said: list[Header] = []
+    reads = [False]
+    channel = Channel(Stamp(RUN, JOB), lambda header, data, chunk: reads[0] and said.append(header) is None)
+    for _ in range(2 * CONTROLS):
+        channel.say("HEARTBEAT", code="idle")
+        channel.pump()
+    reads[0] = True
+    channel.pump()
+    assert len(said) == CONTROLS
 
 
 def test_the_time_between_repetitions_doubles_three_times() -> None:
