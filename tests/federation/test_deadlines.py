@@ -94,7 +94,7 @@ def test_a_late_answer_is_counted_in_a_round_that_does_not_ask_its_client(job):
         time.sleep(1.0)
         return model
 
-    with federation(*job, {0: slow} | dict.fromkeys((1, 2, 3), shifted(0)), quorum=0.75, timeout_s=1.0) as (
+    with federation(*job, {0: slow} | dict.fromkeys((1, 2, 3), shifted(0)), quorum=0.75, timeout_s=3.0) as (
         fed,
         algorithm,
         actors,
@@ -107,7 +107,7 @@ def test_a_late_answer_is_counted_in_a_round_that_does_not_ask_its_client(job):
 
 def test_an_answer_that_a_crash_lost_counts_so_that_no_round_pauses_for_another(job):
     pauses, answers = Pauses(), {0: shifted(0), 1: shifted(0), 2: lambda model: "lost", 3: lambda model: None}
-    with federation(*job, answers, listeners=pauses.listeners, quorum=0.75, timeout_s=1.0, pause_s=2.0) as (fed, algorithm, _):
+    with federation(*job, answers, listeners=pauses.listeners, quorum=0.75, timeout_s=3.0, pause_s=2.0) as (fed, algorithm, _):
         results = fed.call(algorithm.train, common={"model": theta(job)})
         assert (list(results), results.missing, fed.lost, pauses.began) == ([0, 1], [2, 3], [2], [])
 
@@ -247,7 +247,7 @@ def test_a_client_that_does_not_come_before_a_pause_ends_keeps_no_place(job):
 
 
 def test_time_in_which_a_client_waits_for_a_core_is_not_counted_up_to_a_limit(job, monkeypatch):
-    monkeypatch.setattr(network, "WAITS", 4)
+    monkeypatch.setattr(network, "WAITS", 2)
 
     def says(client, phases, seconds):
         """Answers after some seconds in which the client reports these phases in turn."""
@@ -262,8 +262,8 @@ def test_time_in_which_a_client_waits_for_a_core_is_not_counted_up_to_a_limit(jo
 
         return answer
 
-    with federation(*job, dict.fromkeys(range(4), shifted(0)), quorum=0.25, timeout_s=0.5) as (fed, algorithm, actors):
-        actors[0].answer = says(0, ["waiting"], 1.5)
+    with federation(*job, dict.fromkeys(range(4), shifted(0)), quorum=0.25, timeout_s=2.0) as (fed, algorithm, actors):
+        actors[0].answer = says(0, ["waiting"], 3.0)
         actors[1].answer = says(1, ["computing"], 20)
         actors[2].answer = says(2, ["waiting"], 20)
         actors[3].answer = says(3, ["waiting", "computing"], 20)
@@ -273,9 +273,9 @@ def test_time_in_which_a_client_waits_for_a_core_is_not_counted_up_to_a_limit(jo
             answered = list(fed.call(algorithm.train, each={client: {"model": theta(job)}}, quorum=0.0))
             took[client] = time.monotonic() - begun
             assert answered == [0] * (client == 0)
-        assert took[0] >= 1.5
-        assert 0.5 <= took[1] < 2.0, took  # it computes, and has one timeout for that
-        assert all(2.0 <= took[client] < 10 for client in (2, 3)), took  # four timeouts
+        assert took[0] >= 3.0
+        assert 2.0 <= took[1] < 3.9, took  # it computes, and has one timeout for that
+        assert all(4.0 <= took[client] < 15 for client in (2, 3)), took  # two timeouts
 
 
 @pytest.mark.parametrize("deadline_s", [None, 1.5])
