@@ -75,7 +75,7 @@ def in_home(path: str | os.PathLike[str], name: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         start = Path(path).parts[0]
-        raise ConfigError(f"{name} is {shown(str(path))}: {start} is no known home folder; write the whole path") from None
+        raise ConfigError(f"{name} is {shown(str(path))}: {start} is not a known home folder; write the whole path") from None
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:

@@ -99,7 +99,7 @@ def test_a_path_below_a_home_folder_that_is_unknown_is_refused(monkeypatch):
     """It ended the command with a RuntimeError of Python that named neither the path nor the setting."""
     monkeypatch.setenv("HOME", "/h")
     assert files.in_home("~/a", "data.root") == Path("/h/a")
-    with pytest.raises(ConfigError, match=r"^data.root is '~nobody-here/a': ~nobody-here is no known home folder"):
+    with pytest.raises(ConfigError, match=r"^data.root is '~nobody-here/a': ~nobody-here is not a known home folder"):
         files.in_home("~nobody-here/a", "data.root")
 
 

@@ -161,7 +161,7 @@ def test_removed_swapped_repeated_and_forged_records_are_noticed(tmp_path: Path,
 
 
 def chained(frames: list[list[bytes]]) -> list[list[bytes]]:
-    """Chain the bodies of records anew, as anyone can."""
+    """Compute the hash chain of the records again, as anyone can."""
     digest, found = hashlib.sha256(FORMAT.encode()).digest(), []
     for body, _ in frames:
         digest = hashlib.sha256(digest + body).digest()
