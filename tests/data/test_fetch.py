@@ -6,8 +6,12 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
+import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -32,6 +36,7 @@ class Shop(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.cut = False
+        self.stalled: threading.Event | None = None  # an answer waits for it after its first half
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
@@ -50,7 +55,12 @@ class Page(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: len(body) // 2] if self.server.cut else body)
+        self.wfile.write(body[: len(body) // 2])
+        if self.server.stalled is not None:
+            self.wfile.flush()
+            self.server.stalled.wait(60)
+        elif not self.server.cut:
+            self.wfile.write(body[len(body) // 2 :])
 
     def log_message(self, *_):
         pass
@@ -239,3 +249,27 @@ def test_real_files_have_the_checksums(shop, name):
     shop.files |= {path.name: path.read_bytes() for path in folder.glob("*.gz")}
     for remote in download.REMOTES[name]:
         assert download._checksum(folder / remote.name, remote) == remote.checksum
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_removes_the_incomplete_file(shop, tmp_path, number):
+    remote = download.REMOTES["cifar10"][0]
+    shop.files = {remote.name: b"x" * 1000}
+    shop.stalled = threading.Event()
+    root = tmp_path / "data"
+    command = [sys.executable, "-m", "dpcfl_net", "data", "fetch", "cifar10", "--root", str(root), "--mirror", shop.address]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not any(root.glob(f".fetch-*/{remote.name}")):
+            assert time.monotonic() < deadline, "the download did not begin"
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        shop.stalled.set()
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert list(root.iterdir()) == []

@@ -33,6 +33,9 @@ def fetch(
 ) -> None:
     """Download a data set from its official address and compare its checksum."""
     from dpcfl_net.data.datasets import fetch as download
+    from dpcfl_net.launch.interrupts import Interrupts
 
-    where = download(name, root, mirror, lambda url: typer.echo(f"downloading {url}", err=True))
+    # TERM and HUP would else end the process before it has removed the incomplete file.
+    with Interrupts() as interrupts, interrupts.raising():
+        where = download(name, root, mirror, lambda url: typer.echo(f"downloading {url}", err=True))
     typer.echo(f"{name} needs no download" if name in BUILT_IN else f"{name} is in {where}")
