@@ -34,7 +34,10 @@ class CallingProcessRun:
         self._job = job
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
-        """See `run_kinds.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round."""
+        """See `run_kinds.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round.
+
+        A second signal interrupts a step that does not end. The ledger holds its charge, as after a crash.
+        """
         from dpcfl_net.runtime.one_process import run_in_one_process
         from dpcfl_net.training.worker_settings import as_in_a_worker
 
@@ -47,7 +50,8 @@ class CallingProcessRun:
                 tick()
                 ticked = time.monotonic()
 
-        with log_to_file(RunFolder(self.folder).log("in-process")), as_in_a_worker():
+        log = RunFolder(self.folder).log("in-process")
+        with log_to_file(log), as_in_a_worker(), interrupts.raising_again():
             run_in_one_process(one_process_spec(self.folder, self.config, self._job), after_step)
 
     def finish(self) -> None:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.3  # between looks at a run that is watched, unless a signal interrupts
+AGAIN_S = 1.0  # from the first signal to one that shows that `check` is not reached
 
 
 class Interrupts:
@@ -26,7 +28,8 @@ class Interrupts:
     def __init__(self, *, until_exit: bool = False) -> None:
         self.count = 0
         self._until_exit = until_exit
-        self._raising = False
+        self._raising = self._again = False
+        self._first = 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._read = self._write = self._wakeup = -1
 
@@ -70,9 +73,19 @@ class Interrupts:
         finally:
             self._raising = False
 
+    @contextlib.contextmanager
+    def raising_again(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt at once inside the block if a signal comes a second after the first, for work that may never end."""
+        self._again = True
+        try:
+            yield
+        finally:
+            self._again = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if self._raising:
+        self._first = self._first or time.monotonic()
+        if self._raising or (self._again and time.monotonic() - self._first >= AGAIN_S):
             raise KeyboardInterrupt
 
 

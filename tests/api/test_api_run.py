@@ -316,6 +316,39 @@ def test_ctrl_c_ends_every_process_and_the_run_can_be_resumed(tmp_path, federati
     assert again.rounds_done >= stop
 
 
+ENDLESS = """
+import threading
+from dpcfl_net.algorithms.base import MODEL, UPDATE, on_client
+from dpcfl_net.algorithms.global_model import Global
+
+class Endless(Global):
+    @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
+    def train(self, me, model):
+        print("in a step", flush=True)
+        while True:
+            threading.Event().wait(0.1)
+"""
+
+
+def test_a_second_ctrl_c_ends_a_client_step_that_does_not_end(tmp_path):
+    """A run in the calling process, as in a notebook, waited for the end of the step: only SIGKILL ended it."""
+    (tmp_path / "own_endless.py").write_text(ENDLESS)
+    config = write_config(tmp_path, **{**TINY, "algorithm": {"name": "own_endless:Endless"}})
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    process = script(tmp_path, INTERRUPTED, config, tmp_path / "out", "in-process", process_group=0, **default)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in a step\n"
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=120)
+    folder = only_run(tmp_path / "out")
+    assert (process.returncode, error) == (0, "")
+    assert out.splitlines()[-1] == f"stopped; resume with dpcfl.resume('{folder}')"
+    assert api.open_run(folder).state == "interrupted"
+
+
 def test_a_failure_names_its_folder_and_what_the_library_refuses_is_its_own_error(tmp_path):
     with pytest.raises(api.ConfigError, match="federation is 'nearby': must be network or in-process"):
         api.run(TINY, tmp_path, "nearby")  # type: ignore[arg-type]
