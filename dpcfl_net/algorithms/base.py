@@ -370,6 +370,10 @@ def find(name: str) -> type[Algorithm]:
         raise ConfigError(
             f"algorithm.name is {name!r}: its Options must be a class derived from dpcfl_net.algorithms.base.Options"
         )
+    if "name" in plugin.Options.model_fields:
+        raise ConfigError(
+            f"algorithm.name is {name!r}: its Options have an option 'name', which is the key of the algorithm itself: give the option another name"
+        )
     return plugin
 
 

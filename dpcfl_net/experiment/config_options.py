@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from dpcfl_net.algorithms.base import Algorithm, find, registry
 from dpcfl_net.core import names
@@ -57,9 +58,12 @@ def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint)
         problems.append(f"algorithm.{error}")
         return merged
     try:
-        options = algorithm.Options.read(options).model_dump(mode="json")
+        options = algorithm.Options.read(options).model_dump(mode="json", warnings=False)
+        algorithm.Options.read(options)  # pydantic checks no defaults
     except ValidationError as error:
         problems += _option_problems(str(name), algorithm, error, hint)
+    except PydanticSerializationError as error:
+        problems.append(f"algorithm.name is {name!r}: a default of its Options is no value that a job can hold: {error}")
     merged["algorithm"] = {"name": name, **options}
     return merged
 

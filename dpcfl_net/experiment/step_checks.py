@@ -34,7 +34,7 @@ def _problems(algorithm: ClientSide, entry: ClientEntry) -> Iterator[str]:
         for slot in unfilled:
             yield (
                 f"the plan of {name} has slot {slot.name!r} ({type(slot).__name__}), which no client step fills with slots of this plan: "
-                f"{charges}"
+                f"{charges or 'the class has no client step, a method with @on_client'}"
             )
     known = tensor_sides(algorithm)
     for kind, step in used.items():

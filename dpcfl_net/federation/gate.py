@@ -17,7 +17,7 @@ from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.tensors import CLIENT_DTYPES, buffers, describe, pack, unpack
+from dpcfl_net.core.tensors import CLIENT_DTYPES, DTYPES, buffers, describe, pack, unpack
 from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
 from dpcfl_net.federation.planned_slots import PlannedSlots
 from dpcfl_net.privacy.events.base import Event
@@ -301,7 +301,7 @@ class Gate:
         before = self.state(charged.sequence)
         result = compute(charge, before)
         try:
-            final, state = _pack_result(result, before, [self._planned.events[name] for name in names])
+            final, state = _pack_result(task.kind, result, before, [self._planned.events[name] for name in names])
         except Refused as refusal:
             final, state = Stored("refused", code=refusal.code, reason=refusal.reason), None
         if charged.answered:
@@ -363,23 +363,40 @@ def _answer(stored: Stored, *, cached: bool = False) -> Answer:
     return Answer(stored.status, stored.release, stored.code, stored.reason, cached, stored.blake3)
 
 
-def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) -> tuple[Stored, bytes | memoryview | None]:
-    """Pack release and state (None: empty, as before); Refused for another type, or if other mechanisms ran than were charged."""
+def _pack_result(
+    kind: str, result: Any, before: ClientState, expected: Sequence[Event]
+) -> tuple[Stored, bytes | memoryview | None]:
+    """Pack release and state (None: empty, as before); Refused for another type, or if other mechanisms ran than were charged.
+
+    The server reads the reason, so it holds public facts only. The log of the client names the arrays.
+    """
     complete = isinstance(result, tuple) and len(result) == 3
     if not complete or not isinstance(result[0], Release) or not isinstance(result[1], dict):
-        raise Refused("not-a-release", "the client step must return a Release")
+        raise Refused("not-a-release", f"step {kind!r} must return a Release")
     release, state, ran = result
     if not _same_events(ran, expected):
-        raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")
+        why = f"step {kind!r} must run exactly those of the slots that it charges"
+        raise Refused("mechanism-mismatch", f"the mechanisms that ran are not those that were charged: {why}")
     try:
         describe(release.tensors, CLIENT_DTYPES)
         describe(state, CLIENT_DTYPES)
         packed, payload = pack(release.tensors), sum(array.nbytes for array in release.tensors.values())
         after = pack(state) if state or before else None
     except (ValueError, AttributeError) as problem:
-        raise Refused("not-a-release", f"release and state must hold arrays of {', '.join(sorted(CLIENT_DTYPES))}") from problem
+        wrong = [*_not_arrays("the release", release.tensors), *_not_arrays("me.state", state)]
+        _log.warning("step %r: %s", kind, "; ".join(wrong) or problem)
+        types = ", ".join(sorted(DTYPES[code].name for code in CLIENT_DTYPES))
+        reason = f"release and me.state of step {kind!r} must hold NumPy arrays of {types}; the client's log names what is not"
+        raise Refused("not-a-release", reason) from problem
     blake3 = payload_hash(memoryview(packed)[len(packed) - payload :])
     return Stored("release", packed, payload=payload, blake3=blake3), after
+
+
+def _not_arrays(what: str, values: Mapping[str, Any]) -> list[str]:
+    """Name the values that no message or state holds, with their types."""
+    types = {name: getattr(value, "dtype", type(value).__name__) for name, value in values.items()}
+    known = {DTYPES[code] for code in CLIENT_DTYPES}
+    return [f"{what} has {name} of type {found}" for name, found in types.items() if found not in known]
 
 
 def _same_events(ran: Any, expected: Sequence[Event]) -> bool:

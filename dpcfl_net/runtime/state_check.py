@@ -1,7 +1,9 @@
-"""Check of the models and the assignment of a round: where the server stores them, and where the observer receives them."""
+"""Check of what a round returned, above all models and assignment: where the server stores them, and where the observer receives them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ def checked(algorithm: Algorithm, state: Any) -> State:
     name = type(algorithm).__name__
     if not isinstance(state, State):
         raise RunFailed(f"{name} returned {type(state).__name__}: must return a State")
-    if problem := _of_models(algorithm, state.models) or misfit(algorithm, state):
+    if problem := _of_models(algorithm, state.models) or misfit(algorithm, state) or _of_diagnostics(state.diagnostics):
         raise RunFailed(f"{name} has {problem}")
     return state
 
@@ -59,6 +61,18 @@ def _of_models(algorithm: Algorithm, models: Any) -> str | None:
         )
     bad = next((row for row, model in enumerate(models) if not finite(model)), None)
     return None if bad is None else f"a NaN or an infinity in row {bad} of State.models: clients refuse such a model"
+
+
+def _of_diagnostics(diagnostics: Any) -> str | None:
+    if not isinstance(diagnostics, Mapping):
+        return f"{type(diagnostics).__name__} as State.diagnostics: must be a dict of values by name"
+    for name, value in diagnostics.items():
+        if isinstance(value, Mapping) and (name != Path(name).name or name.startswith(".") or "\0" in name):
+            return (
+                f"a mapping under the name {name!r} in State.diagnostics: it is written to the file NAME.npz of the run folder, so that "
+                "NAME must be a file name without '/'"
+            )
+    return None
 
 
 def _fewest(algorithm: Algorithm) -> int:

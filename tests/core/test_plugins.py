@@ -25,6 +25,7 @@ import dpcfl_net as dpcfl
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core import plugins, runlog
 from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache, datasets, own
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment import config, config_schema
@@ -747,6 +748,11 @@ class Steps(Global):
         ('GaussianSlot("sums")', 'GaussianSlot("sum")', r"has slot 'sum' \(GaussianSlot\), .* 'train' charges train and sums"),
         ('DPSGDSlot("train"', 'DPSGDSlot("trained"', r"has slot 'trained' \(DPSGDSlot\), which no client step fills"),
         (', GaussianSlot("sums")]', "]", r"has slot 'train' \(DPSGDSlot\), which no client step fills with slots of this plan"),
+        (
+            '@on_client(charges=["train", "sums"], takes={"model": MODEL}, gives={"update": UPDATE, "sums": TensorSpec("f4", (64,))})',
+            "",
+            "fills with slots of this plan: the class has no client step, a method with @on_client",
+        ),
     ],
 )
 def test_steps_that_plan_and_sides_do_not_fit_are_refused_before_anything_starts(module, tmp_path, old, new, words):
@@ -844,6 +850,25 @@ def test_numbers_and_arrays_of_numpy_are_diagnostics_as_well(module, tmp_path):
     assert done.final["diagnostics"] == {"share": 0.5}
 
 
+def test_a_default_that_is_no_value_of_its_option_is_a_sentence(module):
+    """It ended in a traceback of pydantic, which checks no defaults."""
+    module("mine", data())
+    module("own_rounds", f"{ALGORITHM}\n{UNFINISHED}")
+    assert problems(algorithm={"name": "own_rounds:Default"}) == ["algorithm.share is 'three': must be a valid integer"]
+    config.resolve(document(algorithm={"name": "own_rounds:Default", "share": 3}))
+
+
+@pytest.mark.parametrize("name", ["a/b", "../a", "..", ".a"])
+def test_arrays_of_diagnostics_have_the_name_of_a_file(module, tmp_path, name):
+    """A name with a slash ended in a FileNotFoundError, or was written beside the run folder."""
+    module(
+        "own_rounds",
+        "import numpy as np\n" + ALGORITHM.replace('{"share": self.options.share}', f"{{{name!r}: {{'x': np.ones(2)}}}}"),
+    )
+    with pytest.raises(dpcfl.RunFailed, match=r"Damped has a mapping under the name .* in State\.diagnostics: .* without '/'"):
+        dpcfl.run(quick("own_rounds:Damped"), tmp_path / "runs", "in-process", progress=False)
+
+
 PERSONAL = """
 from dataclasses import replace
 from dpcfl_net.algorithms.base import MODEL, UPDATE, on_client
@@ -902,6 +927,27 @@ def test_a_release_of_another_form_names_its_client_step(module, tmp_path, relea
     module("own_rounds", PERSONAL.replace("KEPT", "").replace("update=trained - model", f"update={released}"))
     with pytest.raises(Refused, match=f"^template: release of client step 'train': {words}"):
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason", "logged"),
+    [
+        (
+            "me.state['count'] = 3",
+            "me.state of step 'train' must hold NumPy arrays of float16, .* log names",
+            "me.state has count of type int",
+        ),
+        ("me.state['head'] = trained.astype('f8')", "must hold NumPy arrays of", "me.state has head of type float64"),
+        ("return trained - model", "step 'train' must return a Release", ""),
+        ("me.dpsgd('train', model)", "step 'train' must run exactly those of the slots that it charges", ""),
+    ],
+)
+def test_a_release_that_the_gate_withholds_names_its_step(module, tmp_path, kept, reason, logged):
+    """The message named neither the step nor the array; the log names it, since the server reads the message."""
+    module("own_rounds", PERSONAL.replace("KEPT", kept).replace("personal=True", "personal=False"))
+    with pytest.raises(dpcfl.RunFailed, match=reason):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+    assert logged in RunFolder(only_run(tmp_path / "runs")).log("in-process").read_text()
 
 
 def test_an_error_of_a_client_step_names_its_line(module, tmp_path):
@@ -1306,6 +1352,7 @@ def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
 
 
 UNFINISHED = """
+import numpy as np
 import pydantic
 from dpcfl_net import Algorithm
 from dpcfl_net.algorithms.client_level import ClientLevel
@@ -1314,6 +1361,15 @@ class Sums(ClientLevel): pass
 class Foreign(Global):
     class Options(pydantic.BaseModel):
         share: float = 0.5
+class Named(Damped):
+    class Options(base.Options):
+        name: str = "mine"
+class Default(Damped):
+    class Options(base.Options):
+        share: int = "three"
+class Numpy(Damped):
+    class Options(base.Options):
+        share: int = np.int64(3)
 """
 
 
@@ -1324,6 +1380,8 @@ class Foreign(Global):
         ("own_rounds:Whole", "own_rounds has no 'Whole'"),
         ("own_rounds:Bare", "the class must define plan, round, start"),
         ("own_rounds:Sums", "the class must define new_sums, round"),
+        ("own_rounds:Named", "its Options have an option 'name'"),
+        ("own_rounds:Numpy", "a default of its Options is no value that a job can hold: "),
         ("own_rounds:Foreign", "its Options must be a class derived from dpcfl_net.algorithms.base.Options"),
         ("absent:Damped", "no module 'absent'"),
         ("globall", "must be one of"),
