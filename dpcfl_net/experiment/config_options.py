@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
 
 from dpcfl_net.algorithms.base import Algorithm, find, registry
 from dpcfl_net.core import names
@@ -62,7 +61,7 @@ def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint)
         algorithm.Options.read(options)  # pydantic checks no defaults
     except ValidationError as error:
         problems += _option_problems(str(name), algorithm, error, hint)
-    except PydanticSerializationError as error:
+    except ValueError as error:
         problems.append(f"algorithm.name is {name!r}: a default of its Options is no value that a job can hold: {error}")
     merged["algorithm"] = {"name": name, **options}
     return merged
