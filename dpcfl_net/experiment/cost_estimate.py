@@ -102,15 +102,17 @@ def _dpsgd(algorithm: Algorithm) -> _LocalWork:
     """Work of clients that run DP-SGD, from their plans."""
     protocol, able = algorithm.protocol, algorithm.capabilities
     gradient: list[tuple[int, float]] = []  # steps and expected batch of each slot
+    names: Counter[str] = Counter()
     chosen: list[int] = []
     for entry in protocol.roster:
         for slot in algorithm.plan(entry):
             if isinstance(slot, DPSGDSlot | SecureSlot):
                 gradient.append((1 if isinstance(slot, SecureSlot) else slot.steps, slot.rate * entry.records))
+                names[slot.name] += 1
             elif isinstance(slot, SelectionSlot | UnprotectedSlot):
                 chosen.append(entry.records)
     # A plan holds every round, though a round may sample clients.
-    share = able.expected_releases / max(1, len(gradient))
+    share = able.expected_releases / max(1.0, _training_tasks(algorithm, names))
     return _LocalWork(
         steps=round(share * sum(count for count, _ in gradient)),
         batches=share * sum(count * max(1.0, batch / protocol.local.batch_size) for count, batch in gradient),
@@ -118,6 +120,12 @@ def _dpsgd(algorithm: Algorithm) -> _LocalWork:
         scored=able.max_models * sum(chosen),
         models_down=len(chosen) * (able.max_models - 1),  # for a selection a client gets every model
     )
+
+
+def _training_tasks(algorithm: Algorithm, slots: Counter[str]) -> float:
+    """Count the tasks that fill slots of gradients, given by name; a task that trains two models fills two of them."""
+    filled = [slots.keys() & set(step.charges) for step in client_steps(algorithm).values()]
+    return sum(count / max((len(names) for names in filled if name in names), default=1) for name, count in slots.items())
 
 
 def evaluation_interval(job: Job, root: str | None, every: int | Literal["auto"]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from conftest import SMALL
@@ -86,3 +87,39 @@ def test_the_messages_of_a_run_are_those_that_were_expected(tmp_path, monkeypatc
     simulate(job, tmp_path, key_folder=tmp_path / "keys")
     found = estimate(job.protocol)
     assert carried == [found["tasks"], pytest.approx(found["bytes_up"], rel=2e-3), found["bytes_down"]]
+
+
+TWO_MODELS = """
+from dpcfl_net.algorithms.base import MODEL, UPDATE, full_epochs, on_client
+from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.core.types import Release
+from dpcfl_net.privacy.slots import DPSGDSlot
+
+class TwoModels(Global):
+    def plan(self, client):
+        how = full_epochs(self.protocol.local, client)
+        return [DPSGDSlot("train", *how), DPSGDSlot("own", *how)] * self.protocol.rounds
+
+    @on_client(charges=["train", "own"], takes={"model": MODEL}, gives={"update": UPDATE})
+    def train(self, me, model):
+        me.state["model"] = me.dpsgd("own", me.state.get("model", model))
+        return Release(update=me.dpsgd("train", model) - model)
+"""
+
+
+def test_a_task_that_trains_two_models_counts_both(tmp_path, monkeypatch):
+    """The steps of such an algorithm were half of those that it makes, and so was the expected time."""
+    (tmp_path / "own_two_models.py").write_text(TWO_MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    make_keys(tmp_path / "keys", 2)
+    found = [
+        estimate(make_job(config.resolve({**SETTINGS, "algorithm": {"name": name}}), tmp_path / "keys").protocol)
+        for name in ("global", "own_two_models:TwoModels")
+    ]
+    assert [found[1][name] for name in ("steps", "batches", "records")] == [
+        2 * found[0][name] for name in ("steps", "batches", "records")
+    ]
+    assert [found[1][name] for name in ("releases", "tasks", "bytes_up")] == [
+        found[0][name] for name in ("releases", "tasks", "bytes_up")
+    ]
