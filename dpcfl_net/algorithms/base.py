@@ -227,7 +227,7 @@ def on_client(
         gives: Tensors of the release.
 
     Raises:
-        ValueError: If no slot is named: nothing would pay for the release, or bound how often it is asked for.
+        ValueError: If `charges` is no list, or names no slot: nothing would pay for the release, or bound how often it is asked for.
     """
 
     def mark(method: Method) -> Method:
@@ -258,7 +258,9 @@ def on_central_server(*, charges: list[str], clients_in: str = "") -> Callable[[
 
 
 def _require_slots(what: str, name: str, charges: list[str]) -> None:
-    """ValueError for a step that charges nothing."""
+    """ValueError for a step that charges nothing, or whose slots are one text, each letter of which would be a slot."""
+    if isinstance(charges, str):
+        raise ValueError(f"charges of {what} {name!r} is {charges!r}: must be a list of names, [{charges!r}]")
     if not charges:
         raise ValueError(
             f"charges of {what} {name!r} is []: must name at least one slot of the plan, which pays for the release"

@@ -44,6 +44,9 @@ class TensorSpec:
             inf for any; None: not checked. A tensor with a `max_norm` is a model update unless `update` is False.
         exact: Of an update only: True if it is sent as float32 even where the job compresses updates.
         update: False for a tensor with a `max_norm` that is no model update, such as a sum of records.
+
+    Raises:
+        ValueError: For another `dtype`, or a `max_norm` that is no function.
     """
 
     dtype: Literal["f4", "i8", "u1", "u4"]
@@ -51,6 +54,14 @@ class TensorSpec:
     max_norm: Callable[[Any, Any], float] | None = None
     exact: bool = False
     update: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (known := ("f4", "i8", "u1", "u4")):
+            raise ValueError(f"dtype of a TensorSpec is {self.dtype!r}: must be one of {', '.join(known)}")
+        if self.max_norm is not None and not callable(self.max_norm):
+            raise ValueError(
+                f"max_norm of a TensorSpec is {self.max_norm!r}: must be a function of the algorithm and a client's roster entry"
+            )
 
     @property
     def is_update(self) -> bool:

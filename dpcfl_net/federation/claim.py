@@ -200,6 +200,12 @@ def _checked(algorithm: ClientSide, method: str, plan: Any) -> tuple[Slot, ...]:
                 raise ConfigError(
                     f"{algorithm.protocol.algorithm}: `{method}` has slot {slot.name!r} with {name} {value!r}: {wrong}"
                 )
+        try:
+            slot.event(1.0, algorithm.protocol.privacy.adjacency)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{algorithm.protocol.algorithm}: `{method}` has {slot!r} of noise multiplier 1: {error}"
+            ) from error
     return tuple(plan)
 
 

@@ -125,6 +125,10 @@ class Trainer:
         slot.event(noise_multiplier)
         if theta.shape != (self.parameters,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.parameters} parameters")
+        if proximal is not None and np.shape(proximal[1]) != theta.shape:
+            raise ValueError(
+                f"proximal has a centre of shape {np.shape(proximal[1])}, the model has {self.parameters} parameters"
+            )
         if records * slot.rate <= 0:
             raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
         memory.keep_freed()

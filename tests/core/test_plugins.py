@@ -1317,6 +1317,61 @@ def test_a_slot_with_numbers_that_a_job_cannot_hold_is_a_sentence(module, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("slot", "words"),
+    [
+        ("DPSGDSlot('train', 2.0, 3)", r"DPSGDSlot\(name='train', rate=2\.0, .*: sampling_rate must lie in"),
+        ("DPSGDSlot('train', 0.5, 3.0)", "steps=3.0, .*: steps must be a whole number"),
+        ("GaussianSlot('train', ratio=0.0)", r"GaussianSlot\(name='train', ratio=0\.0, .*: noise_multiplier must be positive"),
+        ("GaussianSlot('train', ratio='5')", "ratio='5', doubles=True"),
+    ],
+)
+def test_a_slot_that_has_no_event_is_a_sentence(module, tmp_path, slot, words):
+    """The sentence was about privacy.epsilon, and a text in place of a number ended in a traceback."""
+    planned = f"def plan(self, client):\n        return [{slot}] * 2\n\n    @on_client"
+    imports = "from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot\n"
+    module("own_rounds", imports + PERSONAL.replace("KEPT", "").replace("@on_client", planned))
+    with pytest.raises(ConfigError, match=f"^own_rounds:Personal: `plan` has .*{words}"):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            'charges=["train"]',
+            'charges="train"',
+            r"charges of client step 'train' is 'train': must be a list of names, \['train'\]",
+        ),
+        (
+            '"update": UPDATE',
+            '"update": TensorSpec("f4", ("p",), max_norm=10.0)',
+            "max_norm of a TensorSpec is 10.0: must be a function",
+        ),
+        (
+            '"update": UPDATE',
+            '"update": TensorSpec("float32", ("p",))',
+            "dtype of a TensorSpec is 'float32': must be one of f4, i8",
+        ),
+    ],
+)
+def test_a_slip_in_the_declaration_of_a_step_is_a_sentence(module, old, new, words):
+    """Each letter of the text was a slot; the others were found when the first release arrived."""
+    module("own_rounds", "from dpcfl_net.core.types import TensorSpec\n" + PERSONAL.replace("KEPT", "").replace(old, new))
+    with pytest.raises(ConfigError, match=f"importing own_rounds raised ValueError: {words}"):
+        config.resolve(quick("own_rounds:Personal"))
+
+
+def test_a_proximal_term_needs_a_whole_model_as_its_centre(module, tmp_path):
+    """A part of a model was taken for that number in every parameter."""
+    module(
+        "own_rounds",
+        PERSONAL.replace("KEPT", "").replace('me.dpsgd("train", model)', 'me.dpsgd("train", model, (0.1, model[:1]))'),
+    )
+    with pytest.raises(ValueError, match=r"proximal has a centre of shape \(1,\), the model has 650 parameters"):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
+@pytest.mark.parametrize(
     ("own", "words"),
     [
         ("def plan(self, client):\n        return [client.slots]\n\n    ", "plan raised AttributeError"),
