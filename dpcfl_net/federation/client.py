@@ -207,7 +207,7 @@ class Client:
         vector = (shortened([update], clip) or [np.zeros(update.shape)])[0]
         return self._noisy(slot, vector, clip, vector=True).astype(np.float32)
 
-    def noisy_sum(self, slot: str, statistics: Callable[[np.ndarray], np.ndarray], bound: float) -> np.ndarray:
+    def noisy_sum(self, slot: str, statistics: Callable[..., np.ndarray], bound: float, *, labels: bool = False) -> np.ndarray:
         """Add up a statistic of each record, clipped to a norm, and add noise that protects one record.
 
         Args:
@@ -217,6 +217,8 @@ class Client:
             bound: Each row is clipped to this L2 norm, the sensitivity of the sum; finite and above 0. A row that is not finite, not
                 real or of another shape is left out, and so is a record on which `statistics` raises: the server would see that the
                 client stops.
+            labels: True: `statistics(x, y)` also gets the label of the record, (1,) int64, or float32 in a regression; that of the
+                empty record is 0.
 
         Returns:
             The noisy sum, (m,) float32.
@@ -228,7 +230,9 @@ class Client:
         self._only_for("sample", "noisy_sum", "me.noisy_update")
 
         def row_of(rows: Sequence[int]) -> np.ndarray:
-            row = np.asarray(statistics(self._data.batch(np.array(rows, np.int64), 1)[0].flatten(1).double().numpy()))
+            x, y = self._data.batch(np.array(rows, np.int64), 1)
+            record = (x.flatten(1).double().numpy(), y.numpy())
+            row = np.asarray(statistics(*record) if labels else statistics(record[0]))
             return row.astype(np.float64, casting="same_kind", copy=False)  # TypeError for complex numbers
 
         empty = row_of([])

@@ -138,6 +138,25 @@ def test_the_mechanism_clips_each_record_and_adds_the_noise_of_the_slot(job, mon
     assert me.ran == [slot.event(z, "zero-out")]
 
 
+def test_a_statistic_of_labels_counts_the_classes_of_a_client(job, monkeypatch):
+    """One record is in one class: the counts have norm 1 in it. Labels come with their record, one at a time."""
+    made, _ = job
+    data = open_client(*client_slice(made, 0, None))
+    charge = Charge(b"sixteen bytes ok", {"moments": GaussianSlot("moments")}, 1.5, "zero-out")
+    me, deviations, shapes = client_module.Client(made.protocol, {}, None, data, lambda: None, charge), [], set()
+
+    def one_hot(x, y):
+        shapes.add((x.shape, y.shape, y.dtype.str))
+        return np.eye(10)[y]
+
+    monkeypatch.setattr(
+        client_module, "gaussian_on_grid", lambda total, deviation, noise: deviations.append(deviation) or total
+    )
+    _, y = data.batch(np.arange(len(data)), len(data))
+    assert me.noisy_sum("moments", one_hot, 1.0, labels=True).tolist() == np.bincount(y.numpy(), minlength=10).tolist()
+    assert (shapes, deviations) == ({((1, 64), (1,), "<i8")}, [1.5])
+
+
 @pytest.mark.parametrize(
     ("step", "name", "size", "bound"),
     [
