@@ -164,6 +164,7 @@ def measure_step(job: Job, root: str | None, most_steps: int = 8) -> StepCost:
 
 def _local_steps(job: Job, root: str | None, steps: int) -> tuple[Callable[[], Any], int]:
     """Return a function that runs local steps as a worker does in a task, and their number."""
+    from dpcfl_net.federation.client_host import room_of
     from dpcfl_net.federation.engine import Engine
 
     theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
@@ -177,7 +178,8 @@ def _local_steps(job: Job, root: str | None, steps: int) -> tuple[Callable[[], A
     trainer, data = Engine.of(job.protocol).trainer, open_client(settings, piece, root)
     slot = DPSGDSlot("timing", min(1.0, local.batch_size / entry.records), steps)
     z = given(entry.noise_multiplier)
-    return lambda: trainer.train(theta, data, slot, z, os.urandom(32)), steps
+    room = room_of(job.protocol, entry.id, job.algorithm.plan(entry), slot)
+    return lambda: trainer.train(theta, data, slot, z, os.urandom(32), room=room), steps
 
 
 def _seconds(run: Callable[[], Any]) -> float:

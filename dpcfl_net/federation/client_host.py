@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from dpcfl_net.federation.secure.stages import MASKED_NAME, MASKING, STAGES
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot
+from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, Slot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
 from dpcfl_net.transport.messages import WireError, match_template
@@ -70,7 +70,7 @@ class ClientHost:
         self._steps, self._encoding = client_steps(algorithm), MessageEncoding(algorithm)
         self._plan, central = algorithm.plan(entry), algorithm.central_plan()
         self._samples = set() if unprotected(central) else {slot.sampling for slot in central if isinstance(slot, CentralSlot)}
-        self._rooms: dict[DPSGDSlot, int] = {}
+        self._rooms: dict[DPSGDSlot, int | None] = {}
         self._open_data, self._make_engine = open_data, engine
         self._data: dict[str, Any] = {}
         self._engine: Engine | None = None
@@ -132,13 +132,8 @@ class ClientHost:
         Returns:
             Largest batch, in records; None with free pace.
         """
-        if not self.protocol.kept_delta:
-            return None
         if slot not in self._rooms:
-            steps = sum(other.steps for other in self._plan if isinstance(other, DPSGDSlot) and other.rate < 1)
-            entry = self.protocol.client(self.client)
-            records, epsilon = entry.records, self.protocol.epsilon_of(entry)
-            self._rooms[slot] = room(records, slot.rate, steps, epsilon, self.protocol.kept_delta)
+            self._rooms[slot] = room_of(self.protocol, self.client, self._plan, slot)
         return self._rooms[slot]
 
     def personal_model(self) -> np.ndarray | None:
@@ -251,6 +246,15 @@ def _repeatable(ledger: Path) -> bool:
     if not devices.repeatable() and not marker.exists():
         Disk().replace(marker, b"")
     return not marker.exists()
+
+
+def room_of(protocol: Protocol, client: int, plan: Sequence[Slot], slot: DPSGDSlot) -> int | None:
+    """Compute the largest batch of a slot of a client's plan with constant pace, in records; None with free pace."""
+    if not protocol.kept_delta:
+        return None
+    entry = protocol.client(client)
+    steps = sum(other.steps for other in plan if isinstance(other, DPSGDSlot) and other.rate < 1)
+    return room(entry.records, slot.rate, steps, protocol.epsilon_of(entry), protocol.kept_delta)
 
 
 def open_ledger(folder: Path, protocol: Protocol, client: int, *, durable: bool = True) -> Ledger:

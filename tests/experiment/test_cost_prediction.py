@@ -127,6 +127,25 @@ def test_a_step_of_the_jobs_model_is_measured(planned):
     assert step.record_s > 0
 
 
+def test_a_step_with_constant_pace_is_measured_as_workers_compute_it(tmp_path, monkeypatch):
+    from dpcfl_net.training.dpsgd import Trainer
+
+    local = {**SMALL["local"], "pace": "constant", "deadline_s": 60}
+    settings = config.resolve({**SMALL, "local": local})
+    make_keys(tmp_path, settings.data.client_count)
+    job = make_job(settings, tmp_path)
+    rooms, train = [], Trainer.train
+
+    def watched(self, *arguments, room=None):
+        rooms.append(room)
+        return train(self, *arguments, room=room)
+
+    monkeypatch.setattr(Trainer, "train", watched)
+    measure_step(job, None, most_steps=2)
+    assert rooms
+    assert all(room is not None and room > settings.local.batch_size for room in rooms)
+
+
 def test_shipped_constants_are_named_until_the_host_is_measured(no_costs):
     assert host_costs.load()[0] == SHIPPED
     assert "shipped; measure this host with: dpcfl doctor --measure" in host_costs.load()[1]
