@@ -1,9 +1,9 @@
-"""`dpcfl verify`: checks signature, hash chains, and the consistency of ledgers, plan and messages."""
+"""`dpcfl verify`: checks signature, hash chains, and the consistency of ledgers, plan, messages and privacy statement."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,19 +17,29 @@ from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.build import changed_settings
 from dpcfl_net.experiment.config import read_kept
 from dpcfl_net.experiment.job_files import Job, read_job
+from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER, SERVER_ID
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unmet_condition
 from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import Slot, for_clients
+from dpcfl_net.results import summary
 from dpcfl_net.results.answers import other_than_announced, other_than_answered
+from dpcfl_net.results.compare import word
 from dpcfl_net.results.epsilon_spent import charges_to, ledger_folder
-from dpcfl_net.results.number_format import at_most
+from dpcfl_net.results.number_format import at_most, number
+from dpcfl_net.results.run_files import mapping
 from dpcfl_net.results.split_models import Given, given, other_than_charged, split_models
-from dpcfl_net.results.summary import run_settings
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.messages import decode
+
+_PROMISE = (
+    "unit", "adjacency", "trust", "epsilon", "epsilon_with_secret_noise", "delta", "accountant", "noise_multiplier", "ledger_scope",
+    "insecure", "epsilon_by_client", "participations",
+)  # fmt: skip
+_SUMS = ("participants", "answers", "colluders", "participation")
+_SAME = 1e-3  # relative difference of two epsilons of different versions of the accountant's library
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,8 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
     ledgers, charged = _ledgers(folder, job)
     checks += ledgers
     checks.append(_conditions(job))
-    checks.append(_epsilon(job, charged))
+    epsilon, spent = _epsilon(job, charged)
+    checks += [epsilon, _statement(folder, job, spent)]
     checks += _messages(folder, job, charged)
     return checks
 
@@ -160,8 +171,8 @@ def _conditions(job: Job) -> Check:
     return Check(what, problem is None, problem or "sampling, adjacency, client state and declared releases")
 
 
-def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
-    """Recompute epsilon from the ledgers; for an unprotected run, that of the noisy part."""
+def _epsilon(job: Job, charged: dict[int, list[Any]]) -> tuple[Check, float]:
+    """Recompute epsilon from the ledgers, for an unprotected run that of the noisy part; and return the largest of a client."""
     from dpcfl_net.privacy.accounting.accountant import epsilon
 
     privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
@@ -189,15 +200,54 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     detail = f"charged {charged_in_all}, whole plan {plan_in_all}, target {target:g} at delta {privacy.delta:g}"
     if job.protocol.unprotected:
         what = "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"
-        return Check(what, within, f"{detail}; {'; '.join(job.protocol.unprotected)}")
-    return Check("epsilon recomputed from ledgers and plan is within the target", within, detail)
+        return Check(what, within, f"{detail}; {'; '.join(job.protocol.unprotected)}"), most
+    return Check("epsilon recomputed from ledgers and plan is within the target", within, detail), most
+
+
+def _statement(folder: Path, job: Job, spent: float) -> Check:
+    """Check that run.json, from which pages, exports and comparisons take the privacy statement, promises what the job does.
+
+    Its sentences are not compared: those of other versions have other words.
+
+    Args:
+        folder: Run folder.
+        job: The signed job.
+        spent: Largest epsilon of a client by the ledgers.
+    """
+    what = "run.json states the promise of the signed job"
+    path = RunFolder(folder).run
+    if job.protocol.format != FORMAT or not path.exists():
+        other = f"the job has format {job.protocol.format}" if path.exists() else f"there is no {path.name}"
+        return Check(what, None, f"not checked: {other}")
+    try:
+        document = summary.read_document(folder)
+    except ConfigError as error:
+        return Check(what, False, error.problems[0])
+    stated, signed = (_promise(part) for part in (mapping(document, "privacy"), privacy_statement(job.protocol, None)))
+    for key, value in signed.items():
+        if stated[key] != value:
+            return Check(what, False, f"{key}: {word(stated[key])} here, {word(value)} by the job")
+    least = {"epsilon_replace_one": replace_one_epsilon(job.protocol)}
+    if document.get("state") == "finished":  # until then clients may charge more
+        least["epsilon_spent"] = spent
+    for key, value in least.items():
+        said = number(mapping(document, "privacy").get(key))
+        if said is not None and (value is None or said < value * (1 - _SAME)):
+            return Check(what, False, f"{key}: {word(said)} here, {word(value)} by job and ledgers")
+    return Check(what, True, "unit, adjacency, trust, epsilon, delta, noise and scope are equal")
+
+
+def _promise(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a privacy statement that follow from the signed job alone, and are no sentences; None for a missing one."""
+    sums = mapping(privacy, "secure_sums")
+    return {key: privacy.get(key) for key in _PROMISE} | {f"secure_sums.{key}": sums.get(key) for key in _SUMS}
 
 
 def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:
     """Check the chain of the transcript, and its messages against the ledgers."""
     path = RunFolder(folder).transcript
     if not path.exists():
-        turned_off = RunFolder(folder).config.exists() and run_settings(folder)["output"]["transcript"] == "off"
+        turned_off = RunFolder(folder).config.exists() and summary.run_settings(folder)["output"]["transcript"] == "off"
         missing = f"there is no {path.name}{_if_before_the_first_round(folder)}"
         return [Check("transcript: hash chain whole", None if turned_off else False, missing)]
     try:

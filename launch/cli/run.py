@@ -245,7 +245,6 @@ def report(folder: Path, alone: Path | None = None) -> None:
     write_epsilon_lines(folder, job)
     done = max((line.get("round", 0) for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
-    replace_one = before.get("privacy", {}).get("epsilon_replace_one") or replace_one_epsilon(job.protocol)
     settings = summary.run_settings(folder) if RunFolder(folder).config.exists() else {}
     document = summary.run_document(
         folder,
@@ -253,7 +252,7 @@ def report(folder: Path, alone: Path | None = None) -> None:
         state=state,
         wall_s=before.get("wall_s", _wall(folder)),
         processes=before.get("processes", len(job.protocol.roster) + 2),
-        replace_one=replace_one,
+        replace_one=replace_one_epsilon(job.protocol),  # not that of run.json, which may be edited or of an older accountant
         devices=before.get("devices", {}),
         durable=summary.flushes(settings.get("runtime", {}), job),
     )

@@ -65,6 +65,7 @@ def test_verify_names_the_checks_that_it_does_not_make(earlier: dpcfl.Run):
         (True, "ledgers hold nothing beyond the plan"),
         (True, "the signed job meets the conditions of its epsilon"),
         (True, "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"),
+        (None, "run.json states the promise of the signed job"),
         (True, "transcript"),
         (None, "messages"),
     ]

@@ -1,0 +1,81 @@
+"""`dpcfl verify` compares the privacy statement in run.json with the signed job and the ledgers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpcfl_net as dpcfl
+from dpcfl_net.launch.cli.run import report
+from dpcfl_net.results.verify import Check, verify_run
+
+WHAT = "run.json states the promise of the signed job"
+
+
+def stated(folder: Path) -> Check:
+    """The check of the statement; all others hold, or have nothing to check."""
+    checks = verify_run(folder)
+    assert [check.what for check in checks if check.holds is False and check.what != WHAT] == []
+    (found,) = [check for check in checks if check.what == WHAT]
+    return found
+
+
+def changed(run: dpcfl.Run, folder: Path, privacy: dict[str, Any], **more: Any) -> Path:
+    """A copy of a run with another statement."""
+    shutil.copytree(run.path, folder)
+    document = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**document, "privacy": {**document["privacy"], **privacy}, **more}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ({"epsilon": 0.5}, "epsilon: 0.5 here, 5.0 by the job"),
+        ({"epsilon": None}, "epsilon: – here, 5.0 by the job"),
+        ({"delta": 1e-9}, "delta: 1e-09 here, 0.0001 by the job"),
+        ({"unit": "client"}, "unit: client here, sample by the job"),
+        ({"adjacency": "replace-one"}, "adjacency: replace-one here, zero-out by the job"),
+        ({"trust": "secure-aggregation"}, "trust: secure-aggregation here, untrusted-server by the job"),
+        ({"ledger_scope": "dataset"}, "ledger_scope: dataset here, run by the job"),
+        ({"noise_multiplier": {"min": 9.0, "max": 9.0}}, "noise_multiplier: "),
+        ({"epsilon_by_client": {"min": 1.0, "max": 5.0}}, "epsilon_by_client: "),
+        ({"secure_sums": {"colluders": 3}}, "secure_sums.colluders: 3 here, – by the job"),
+        ({"epsilon_spent": 0.3}, "epsilon_spent: 0.3 here, "),
+        ({"epsilon_replace_one": 5.1}, "epsilon_replace_one: 5.1 here, "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_another_promise_than_that_of_the_job_is_noticed(with_epsilon: dpcfl.Run, tmp_path: Path, privacy, said) -> None:
+    """Pages, exports and comparisons showed it, and every check held."""
+    folder = changed(with_epsilon, tmp_path / "run", privacy)
+    found = stated(folder)
+    assert (found.holds, found.detail.startswith(said)) == (False, True), found.detail
+    report(folder)
+    assert stated(folder).holds is True
+
+
+def test_the_statement_of_a_run_holds(with_epsilon: dpcfl.Run, by_network: dpcfl.Run, tmp_path: Path) -> None:
+    assert stated(with_epsilon.path).holds is True
+    assert stated(by_network.path).holds is True, "seeded: no epsilon"
+    finite = changed(by_network, tmp_path / "finite", {"epsilon": 5.0})
+    assert stated(finite).detail == "epsilon: 5.0 here, – by the job"
+
+
+def test_what_is_not_known_yet_is_no_difference(with_epsilon: dpcfl.Run, tmp_path: Path) -> None:
+    """A launcher that was killed leaves it, and clients of a run that goes on charge more than it says."""
+    unknown = {"epsilon_spent": None, "epsilon_replace_one": None}
+    assert stated(changed(with_epsilon, tmp_path / "unknown", unknown)).holds is True
+    assert stated(changed(with_epsilon, tmp_path / "on", {"epsilon_spent": 0.3}, state="interrupted")).holds is True
+
+
+def test_a_run_without_a_statement_has_nothing_to_compare(with_epsilon: dpcfl.Run, tmp_path: Path) -> None:
+    folder = changed(with_epsilon, tmp_path / "run", {})
+    (folder / "run.json").unlink()
+    assert stated(folder) == Check(WHAT, None, "not checked: there is no run.json")
+    (folder / "run.json").write_text("{")
+    assert stated(folder).holds is False
