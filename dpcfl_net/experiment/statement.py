@@ -43,8 +43,8 @@ SAMPLES_SHOW = {
     "if it was sampled, which tells about the others in a sample of fixed size, and epsilon counts on a secret sample",
 }
 FILES_SHOW = (
-    "the run folder and its report, which belong to the trusted server: messages, times and the observer's lines name the clients in the "
-    "sample of each round, and epsilon counts on a secret sample"
+    "the run folder and its report, and what is exported or tracked of a run, which belong to the trusted server: messages and the "
+    "observer's lines name the clients in the sample of each round, times and bytes tell their number, and epsilon counts on a secret sample"
 )
 COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +14,8 @@ from conftest import dpcfl
 from run_folder import privacy, true_clusters, write_lines, write_run, write_start
 from safetensors.numpy import load_file, save_file
 
+import dpcfl_net as package
+from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report.export import export
 
@@ -108,3 +111,21 @@ def test_the_run_folder_itself_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"must be another one than the run's; the default is .*export$"):
         export(run, run / "models" / "..")
     assert sorted(run.rglob("*")) == before
+
+
+def test_the_statement_beside_an_export_says_that_it_tells_how_many_clients_a_round_drew(tmp_path: Path) -> None:
+    """The bytes of rounds.csv are those of the drawn clients' updates; the statement named the run folder and its report only."""
+    settings = {
+        "name": "drawn", "rounds": 6, "model": {"name": "linear"}, "local": {"batch_size": 16, "lr": 0.5},
+        "data": {"dataset": "digits", "clients": [6], "train_per_client": 30, "test_per_client": 10},
+        "algorithm": {"name": "dp-fedavg", "sampling_rate": 0.5},
+        "privacy": {"unit": "client", "trust": "trusted-server", "epsilon": 8, "delta": 1e-2},
+        "network": {"clock": "virtual", "default": "4g"},
+    }  # fmt: skip
+    done = package.run(settings, tmp_path, "in-process", progress=False)
+    export(done.path, tmp_path / "export")
+    drawn = Counter(line["round"] for line in runlog.read(done.path / "messages.jsonl") if line["kind"] == "RESULT")
+    sent = {int(row["round"]): int(row["bytes_up"]) for row in table(tmp_path / "export" / "rounds.csv")}
+    each = sum(sent.values()) / drawn.total()
+    assert {t: round(count / each) for t, count in sent.items()} == {t: drawn[t] for t in sent}
+    assert "what is exported or tracked of a run" in (tmp_path / "export" / "privacy.txt").read_text()
