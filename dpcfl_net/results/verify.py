@@ -121,6 +121,10 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
         except DpcflError as error:
             problems.append(f"{_name(owner)}: {error}")
             continue
+        if (named := lines[0].owner) != _header(owner, job):
+            whose = ", ".join(f"{key} {value}" for key, value in sorted(named.items()))
+            problems.append(f"{_name(owner)}: the ledger in {where} belongs to {whose}")
+            continue
         charged[owner], plan = [line for line in lines if line.job == own and line.events], plan_of()
         over += _beyond_plan(owner, charged[owner], plan, {slot.name: slot.event(noise, adjacency) for slot in plan})
     count = sum(map(len, charged.values()))
@@ -142,6 +146,12 @@ def _owners(folder: Path, job: Job) -> Iterator[tuple[int, Path, Callable[[], li
     if protocol.privacy.central:
         plan = partial(for_clients, algorithm.central_plan(), protocol.clients)
         yield SERVER_ID, files.ledger(CENTRAL_SERVER), plan, protocol.curator_noise_multiplier
+
+
+def _header(owner: int, job: Job) -> dict[str, Any]:
+    """Owner in the first line of a ledger of the job."""
+    whose = {"role": CENTRAL_SERVER} if owner == SERVER_ID else {"client": owner}
+    return {"run": job.protocol.run, "job": digest(job.protocol), **whose}
 
 
 def _beyond_plan(owner: int, lines: list[Any], plan: list[Slot], events: dict[str, Event]) -> list[str]:
