@@ -21,6 +21,8 @@ SECRETS = ("privacy.noise_seed",)  # with the seed of the noise, the noise can b
 HIDDEN = "secret, not shown here"
 MOST_NAMED = 3  # runs in an alert
 TERMS = ("delta", "unit", "adjacency", "trust", "insecure")
+# Settings that must be equal, too: data, and those of the promise that the largest epsilon of a client does not show.
+EQUAL = ("data.", "privacy.epsilon_by_client.", "privacy.secure_aggregation.colluders")
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,7 @@ def terms(result: Result) -> dict[str, str]:
     privacy = {"epsilon": plain(result.epsilon, 6) if math.isfinite(result.epsilon) else "inf"}
     privacy |= {key: str(result.privacy.get(key, "not stated")) for key in TERMS}
     privacy |= {"participation": "protected" if hides_participation(result.privacy) else "public"}
-    data = {key: word(value) for key, value in dotted(result.settings).items() if key.startswith("data.")}
-    return privacy | data
+    return privacy | {key: word(value) for key, value in dotted(result.settings).items() if key.startswith(EQUAL)}
 
 
 def refusal(found: Mapping[Path, str]) -> ConfigError:

@@ -268,6 +268,7 @@ def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
         ({"terms": {"adjacency": "replace-one"}}, "adjacency is replace-one, elsewhere zero-out"),
         ({"terms": {"trust": "trusted-server"}}, "trust is trusted-server, elsewhere untrusted-server"),
         ({"terms": {"insecure": True}}, "insecure is True, elsewhere False"),
+        ({"privacy": {"epsilon_by_client": {"2-3": 0.5}}}, "privacy.epsilon_by_client.2-3 is 0.5, elsewhere –"),
         ({"data": {"shift": "none"}}, "data.shift is none, elsewhere rotation"),
         ({"data": {"train_per_client": 500}}, "data.train_per_client is 500, elsewhere 700"),
     ],
@@ -293,6 +294,16 @@ def test_runs_that_protect_who_takes_part_are_not_compared_with_runs_that_do_not
     folders.append(write_result(tmp_path / "odd", terms={"unit": "client", **odd}))
     found = compare.unequal([read_result(folder) for folder in folders])
     assert found == {tmp_path / "odd": "participation is public, elsewhere protected"}
+
+
+def test_runs_that_count_on_other_numbers_of_colluders_are_not_compared(tmp_path):
+    """Their epsilons are equal, but hold against others: with none, not against a participant of a sum."""
+    section = {"trust": "secure-aggregation", "secure_aggregation": {"colluders": 1}}
+    folders = [write_result(tmp_path / name, terms={"trust": "secure-aggregation"}, privacy=section) for name in "ab"]
+    odd = {**section, "secure_aggregation": {"colluders": 0}}
+    folders.append(write_result(tmp_path / "odd", terms={"trust": "secure-aggregation"}, privacy=odd))
+    found = compare.unequal([read_result(folder) for folder in folders])
+    assert found == {tmp_path / "odd": "privacy.secure_aggregation.colluders is 0, elsewhere 1"}
 
 
 def test_the_command_refuses_unequal_runs_with_every_reason(tmp_path):
