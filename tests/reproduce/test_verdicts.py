@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpcfl_net.reproduce import claims
-from dpcfl_net.reproduce.claims import Cause, Claim, Comparison, Exact, NotTested, judge, paired, share
+from dpcfl_net.reproduce.claims import Cause, Claim, Comparison, Decision, Exact, NotTested, judge, paired, share
 from dpcfl_net.results import statistics
 
 # Accuracy in points of two systems on five seeds (Student's sleep data, first five pairs of each drug).
@@ -86,6 +86,9 @@ def test_a_part_of_a_figure_concludes_nothing_from_all_comparisons():
     judged = judge(claims, partial=True)
     assert [one.verdict for one in judged] == ["undecided", "holds", "does not hold", "undecided"]
     assert all("comparisons are missing" in one.basis for one in judged)
+    near = claim(Comparison({seed: 1.0 + (-1) ** seed for seed in range(4)}, 0.5), grows=True)
+    told = [judge([near], partial=partial)[0].basis for partial in (False, True)]
+    assert ["would decide" in basis for basis in told] == [True, False]  # more seeds of a part settle nothing
     assert judge([claim(good)], partial=True)[0].verdict == "holds"  # it has one comparison whatever else was run
 
 
@@ -123,6 +126,15 @@ def test_holm_covers_the_claims_of_a_figure_that_seeds_could_decide():
     )
     assert family[0].p_holm == pytest.approx(2 * alone.p_value)  # two claims have more than one seed
     assert [one.verdict for one in family] == ["holds", "undecided", "undecided", "holds"]
+
+
+def test_a_decision_that_is_kept_has_its_own_p_value_and_the_correction_of_its_look():
+    strong = claim(Comparison({seed: 1 + 0.01 * seed for seed in range(3)}))
+    alone, past = judge([strong])[0], [one.document() for one in strong.comparisons]
+    earlier = {"a": Decision(1, "holds", 0.04, past)}
+    (kept,) = judge([strong], earlier=earlier)
+    assert (kept.p_value, kept.p_holm, kept.earlier_look) == (alone.p_value, 0.04, 1)
+    assert "p 0.04 after Holm at look 1" in kept.basis
 
 
 def test_shares_count_a_seed_once():
@@ -170,6 +182,22 @@ def test_the_seeds_that_decide_are_those_of_the_side_that_would_decide(every):
     needed = int(re.search(r"about (\d+) seeds would decide", judged(4).basis).group(1))
     assert [judged(count).verdict for count in (needed - 1, needed)] == ["undecided", "does not hold" if every else "holds"]
     assert needed < statistics.seeds_needed(list(close.values()), 0.0)
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_of_several_comparisons_the_fastest_decides_or_the_slowest_is_waited_for(every):
+    """One comparison beyond its margin suffices, with Bonferroni's correction for the two; within it, both are needed."""
+    values = [{seed: mean + (-1) ** seed for seed in range(4)} for mean in (0.5, 0.8)]
+    needed = [statistics.seeds_needed(list(own.values()), 0.0) for own in values]
+    assert needed[0] > needed[1]
+    inside, beyond = (1, -1) if every else (-1, 1)
+
+    def told(sign):
+        compared = [Comparison({seed: sign * value for seed, value in own.items()}) for own in values]
+        return int(re.search(r"about (\d+) seeds would decide", judge([claim(*compared, every=every)])[0].basis).group(1))
+
+    assert told(inside) == needed[0]
+    assert told(beyond) == statistics.seeds_needed(list(values[1].values()), 0.0, 0.975) > needed[1]
 
 
 def test_a_claim_that_holm_alone_leaves_undecided_asks_for_no_seeds_that_it_has():

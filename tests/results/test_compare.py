@@ -129,6 +129,22 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path):
     assert first["F_acc %"] == "3.0 +- 0.0"
 
 
+def test_a_run_with_tuned_settings_repeats_one_that_was_given_them(tmp_path):
+    note = {
+        "search": "grid", "trials": 2, "seeds": [0], "algorithms": ["global"], "settings": {"local.lr": [0.1, 0.5]},
+        "score": "accuracy_mean", "validation": 0.2,
+    }  # fmt: skip
+    folders = [write_result(tmp_path / "a", seed=0), write_result(tmp_path / "b", seed=1, tuning=note)]
+    (row,) = compare.rows(map(read_result, folders))
+    assert len(row.results) == 2
+
+
+def test_a_row_has_the_largest_epsilon_of_its_runs(tmp_path):
+    folders = [write_result(tmp_path / f"a{e}", seed=e, terms={"epsilon": e}) for e in (4, 6, 5)]
+    (row,) = cells(Comparison.of(folders, force=True).table)
+    assert (row["runs"], row["epsilon"]) == ("3", "6")
+
+
 def test_rows_are_compared_with_the_first_one_seed_by_seed(tmp_path):
     """The spread between seeds is that of the data, 10 points; the difference is nearly the same for every seed."""
     accuracies = {"r-dpcfl": (0.60, 0.70, 0.80), "local": (0.55, 0.66, 0.74), "oracle": (0.61, 0.70, 0.82)}
@@ -162,8 +178,10 @@ def test_only_rows_with_two_seeds_in_common_and_the_same_privacy_and_data_are_pa
 def test_two_runs_of_one_seed_count_as_one_seed(tmp_path):
     folders = [write_result(tmp_path / f"a{seed}", algorithm="local", seed=seed, accuracy=0.7) for seed in (0, 1)]
     folders += [write_result(tmp_path / f"b{seed}", seed=seed, accuracy=0.6 + seed / 50) for seed in (0, 1)]
-    folders += [write_result(tmp_path / "b0-again", seed=0, accuracy=0.62)]
-    assert cells(Comparison.of(folders).leads)[1]["seeds"] == "2"
+    folders += [write_result(tmp_path / "b0-again", seed=0, accuracy=0.64)]
+    paired = cells(Comparison.of(folders).leads)[1]
+    assert paired["seeds"] == "2"
+    assert paired["mean"].startswith("-8.0")  # the mean of 62 (from 60 and 64) and 62, less 70
 
 
 def test_columns_are_the_settings_that_differ(tmp_path):

@@ -8,14 +8,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import dpcfl
+from conftest import SMALL, dpcfl
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.results.comparison import Comparison
 from dpcfl_net.results.fairness import add_fairness, reference
 from dpcfl_net.results.result import read_result
 from dpcfl_net.results.summary import read_run_job
+from dpcfl_net.transport.keys import make_keys
+
+DATA = {
+    "dataset": "digits", "clients": [1, 2], "train_per_client": 400, "test_per_client": 60, "shift": "label-flip",
+    "validation": 0.02,
+}  # fmt: skip
+
+
+def job_of(folder, data=(), **changes):
+    """A job of two true clusters of unequal size with other labels; of its records, a client sets 8 aside."""
+    folder.mkdir()
+    make_keys(folder, 3)
+    own = {"rounds": 2, "model": {"name": "linear"}, "algorithm": {"name": "global"}, "data": {**DATA, **dict(data)}}
+    privacy = {**SMALL["privacy"], "accountant": "rdp"}  # calibrates faster
+    return make_job(config.resolve({**SMALL, **own, "privacy": privacy, **changes}), folder)
 
 
 def test_drops_are_taken_against_a_model_without_privacy_for_each_true_cluster(finished_run, tmp_path):
@@ -54,6 +71,49 @@ def test_the_statement_says_that_no_epsilon_covers_figures_of_models_without_pri
     assert dpcfl("report", folder).returncode == 0  # writes run.json again
     assert said() == [line]
     assert "no epsilon covers them" in Comparison.of([folder]).table.caption
+
+
+def test_a_failure_between_figures_and_statement_is_made_up_for(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+    before = (folder / "run.json").read_bytes()
+    found = add_fairness(folder)
+    after = (folder / "run.json").read_bytes()
+    (folder / "run.json").write_bytes(before)
+    assert add_fairness(folder) == found
+    assert (folder / "run.json").read_bytes() == after
+
+
+def test_a_loss_that_is_not_finite_has_no_spread(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+    lines = list(runlog.read(folder / "metrics.jsonl"))
+    last = max((line for line in lines if "loss_by_client" in line), key=lambda line: line["round"])
+    last["loss_by_client"][2] = None  # JSON has no inf
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = add_fairness(folder)
+    assert found["f_loss"] is None
+    assert found["f_acc"] is not None
+
+
+def test_a_reference_model_is_that_of_the_clients_own_cluster_tested_on_its_own_records(tmp_path):
+    job = job_of(tmp_path / "a")
+    best = reference(job)
+    assert best[:, 0].min() > 0.8  # trained on both clusters, whose labels differ, it would be right for half of the records
+    assert len(np.unique(best[:, 1])) == 3
+    turned = job.experiment.model_copy(update={"slices": [*reversed(job.experiment.slices)]})
+    assert (reference(type(job)(job.protocol, turned)) == best[::-1]).all()
+    validated = reference(job_of(tmp_path / "b", data={"evaluate": "validation"}))
+    assert (validated[:, 0] * 8 == np.rint(validated[:, 0] * 8)).all()
+    assert validated[:, 1].tolist() != best[:, 1].tolist()
+
+
+def test_a_reference_model_belongs_to_its_data_and_its_model(tmp_path):
+    first = reference(job_of(tmp_path / "a"))
+    turned = reference(job_of(tmp_path / "b", data={"shift": "rotation"}))
+    assert turned[:, 0].min() > 0.8  # with the labels of another cluster it would be wrong for all records of some clients
+    other = reference(job_of(tmp_path / "c", model={"name": "digits-cnn"}))
+    assert (other[:, 1] != first[:, 1]).all()
 
 
 def test_a_reference_model_is_trained_once_and_belongs_to_its_partition(finished_run, monkeypatch):
