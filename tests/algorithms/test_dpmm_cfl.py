@@ -17,9 +17,10 @@ PRIVACY = {**SMALL["privacy"], "accountant": "rdp"}  # calibrates faster
 DATA = {"dataset": "digits", "clients": [3, 3], "train_per_client": 200, "test_per_client": 40}
 
 
-def job_of(folder, **options):
+def job_of(folder, sizes=None, **options):
     make_keys(folder, 6)
-    document = {**SMALL, "data": DATA, "model": {"name": "linear"}, "local": LOCAL, "rounds": 4, "privacy": PRIVACY}
+    data = {**DATA, "sizes": sizes, "train_per_client": None} if sizes else DATA
+    document = {**SMALL, "data": data, "model": {"name": "linear"}, "local": LOCAL, "rounds": 4, "privacy": PRIVACY}
     return make_job(config.resolve({**document, "algorithm": {"name": "dpmm-cfl", **options}}), folder)
 
 
@@ -76,15 +77,26 @@ def test_evidence_adds_up_over_rounds_that_are_too_noisy_alone(tmp_path):
     assert states[-1].assignment == [0, 1] * 3
 
 
-def test_models_are_the_means_of_their_clients_models(tmp_path):
+@pytest.mark.parametrize("without", [0, 1])
+def test_models_are_the_means_of_their_clients_models(tmp_path, without):
     job = job_of(tmp_path)
     fed, (state,) = rounds(job, {1: 2.0})
-    fed.gone, fed.t, fed.signal = {0, 2, 4, 5}, 2, {2: 1.0}
+    fed.gone, fed.t, fed.signal = {without, 2 + without, 4 + without, 5 - without}, 2, {2: 1.0}
     after = job.algorithm.round(state, 2, fed)
     assert after.assignment == state.assignment
-    assert after.models[0].tobytes() == state.models[0].tobytes()
-    assert np.abs(after.models[1] - state.models[1]).max() > 0
+    assert after.models[without].tobytes() == state.models[without].tobytes()
+    assert np.abs(after.models[1 - without] - state.models[1 - without]).max() > 0
     assert after.memory is state.memory
+
+
+def test_evidence_of_all_rounds_has_the_mean_noise_of_each_client(tmp_path):
+    job = job_of(tmp_path, sizes=[100, 200, 300] * 2)
+    _, states = rounds(job, {1: 2.0, 2: 1.0, 3: 1.0})
+    each = np.array([[job.algorithm.noise_variance(entry, t) for entry in job.protocol.roster] for t in (1, 2, 3)])
+    relative = each / each.mean(axis=1, keepdims=True)
+    assert np.abs(relative[0] - relative[1]).max() > 0.1  # first whole data sets, then equal batches
+    for t, state in enumerate(states, 1):
+        np.testing.assert_allclose(state.memory["noise"], relative[:t].mean(axis=0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("first", ["full-batch", pytest.param("training", marks=pytest.mark.slow)])
@@ -98,6 +110,14 @@ def test_the_noise_is_that_of_the_plan(tmp_path, first):
     assert job.algorithm.noise_variance(entry, 1) == pytest.approx(
         exact if first == "full-batch" else 10 * (deviation / 20) ** 2
     )
+
+
+def test_full_batch_noise_falls_with_the_records_of_a_client(tmp_path):
+    job = job_of(tmp_path, sizes=[100, 200, 300] * 2)
+    for entry in job.protocol.roster:
+        deviation = 0.5 * job.protocol.local.clip * entry.noise_multiplier / entry.records
+        assert job.algorithm.noise_variance(entry, 1) == pytest.approx(deviation**2)
+    assert len({entry.records for entry in job.protocol.roster}) == 3
 
 
 def test_bad_options_are_refused():

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from cli_cases import call
 from conftest import ROOT
+from scipy.special import log_ndtr
 
 from dpcfl_net.attacks.conformance import accounting, canary, chances, clipping, kit, noise, page, vectors
 from dpcfl_net.attacks.conformance.claim import Claim, read_claim
@@ -115,6 +116,40 @@ def test_the_accounting_compares_with_what_is_provable():
     for claimed, verdict in ((provable, "pass"), (0.995 * provable, "fail"), (0.9995 * provable, "undecided")):
         (check, *_) = report_of("sound", epsilon=claimed).checks
         assert (check.name, check.verdict) == ("accounting", verdict)
+
+
+def test_a_claim_up_to_two_percent_below_what_is_provable_is_undecided():
+    """Below a bound that shuffling could lower, so that the true epsilon is not known."""
+    shuffled = {**CLAIM, "sampling": "shuffle"}
+    provable = accounting.provable(Claim.model_validate(shuffled), 60, "zero-out")
+    for share, verdict in ((0.981, "undecided"), (0.979, "fail")):
+        check = accounting.check(Claim.model_validate({**shuffled, "epsilon": share * provable}))
+        assert check.verdict == verdict
+        assert "the true value may be as small as" in check.sentence
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "allocation"])
+@pytest.mark.parametrize(("adjacency", "distance"), [("zero-out", 1), ("replace-one", 2)])
+def test_the_least_epsilon_of_batches_of_an_epoch_is_that_of_the_sum_of_all_steps(sampling, adjacency, distance):
+    """A record is in the sum once for each of 6 complete epochs; the seventh may have passed it over. 65 steps add noise."""
+    claim = Claim.model_validate({**CLAIM, "sampling": sampling, "adjacency": adjacency, "steps": 65, "epsilon": 0.1})
+    (least,) = [finding.value for finding in accounting.check(claim).findings if finding.what == "lower bound on epsilon"]
+    mu = 6 * distance / 65**0.5
+    delta = np.exp(log_ndtr(mu / 2 - least / mu)) - np.exp(least + log_ndtr(-mu / 2 - least / mu))  # Balle and Wang 2018
+    assert delta == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_the_least_epsilon_of_a_fixed_batch_is_that_of_a_record_among_its_opposites():
+    """One step, a share q of the records: (1 - q) N(0, z^2) + q N(2, z^2) against N(0, z^2), in clip norms."""
+    claim = Claim.model_validate({**CLAIM, "sampling": "fixed", "adjacency": "replace-one", "steps": 1, "epsilon": 0.1})
+    (least,) = [finding.value for finding in accounting.check(claim).findings if finding.what == "lower bound on epsilon"]
+
+    def delta(at):
+        edge = 1 + np.log((np.exp(at) - 0.9) / 0.1) / 2  # the first density is exp(at) times the second here
+        beyond, moved = np.exp(log_ndtr(-edge)), np.exp(log_ndtr(2 - edge))
+        return 0.9 * beyond + 0.1 * moved - np.exp(at) * beyond
+
+    assert delta(least) >= 1e-5 > delta(1.02 * least)
 
 
 def test_a_release_that_ignores_the_records_is_undecided():
