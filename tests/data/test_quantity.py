@@ -112,6 +112,14 @@ def test_sizes_beyond_the_data_set_are_refused():
     with pytest.raises(ConfigError, match=r"data\.sizes\.smallest is 101: must be at most the mean, 100 records"):
         slices(train_per_client=100, sizes={"law": "zipf", "spread": 1.0, "smallest": 101})
     assert counts(train_per_client=100, sizes={"law": "zipf", "spread": 1.0, "smallest": 100}) == [100] * 5
+    whole = [500, 500, 437, 700, 737]
+    assert counts(sizes=whole) == whole  # each cluster uses all 1437 records
+
+
+def test_which_client_is_the_largest_is_drawn():
+    """At random, 20 seeds agree with probability 5^-19."""
+    zipf = SizeLaw(law="zipf", spread=1.0)
+    assert len({int(np.argmax(drawn_sizes(zipf, 5, 1000, np.random.default_rng(seed)))) for seed in range(20)}) > 1
 
 
 def test_noise_is_calibrated_to_the_records_of_each_client(tmp_path):

@@ -67,6 +67,14 @@ def test_noise_has_its_deviation_and_is_the_same_at_every_look_and_other_in_the_
     assert not {image.tobytes() for image in tests[1]} & {image.tobytes() for image in first[1]}
 
 
+def test_a_shift_that_grows_with_the_cluster_ends_where_its_grades_end():
+    """Clusters beyond differ by another shift, such as label-flip."""
+    blurred = [shifts.feature_shift(["label-flip", "blur"], k, 0).blur for k in range(1, 10)]
+    assert blurred == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.0, 3.0, 3.0]
+    noisy = [shifts.feature_shift(["label-flip", "noise"], k, 0).noise for k in (1, 10, 11, 40)]
+    assert noisy == pytest.approx([0.1, 1.0, 1.0, 1.0])
+
+
 def test_permuted_labels_differ_between_clusters_and_clients_of_one_share_them():
     images = colours()
     orders = []

@@ -18,9 +18,12 @@ from conftest import assert_nothing_left, at_a_terminal, write_config
 from conftest import dpcfl as command_line
 
 import dpcfl_net as dpcfl
+from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder, TuneFolder
+from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job, client_slice
@@ -33,8 +36,10 @@ from dpcfl_net.launch.tuning.runs import StudyRuns
 from dpcfl_net.launch.tuning.search import count_trials, searcher
 from dpcfl_net.launch.tuning.space import Space, spaces
 from dpcfl_net.launch.tuning.study import Study, TuneOptions
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.results import summary
-from dpcfl_net.results.tuned_epsilon import JointEpsilon
+from dpcfl_net.results.tuned_epsilon import Candidate, JointEpsilon, joint_epsilon
+from dpcfl_net.transport.keys import make_keys
 
 SMALL = {
     **TINY, "data": {**TINY["data"], "test_per_client": 31},
@@ -44,6 +49,7 @@ SMALL = {
 SECRET = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}
 GRID = {"local.lr": ["0.001", "0.5"]}
 NAMES = ["global", "local"]
+WHOLE_CLIENTS = {"unit": "client", "trust": "trusted-server"}
 
 
 @dataclass
@@ -166,6 +172,67 @@ def test_the_joint_epsilon_is_the_composition_of_all_runs(secret: Done):
     assert one["joint"]["reason"] == ""
     assert one["joint"]["epsilon"] == dpcfl.account(events, 1e-4)["epsilon"]
     assert 5 < one["joint"]["epsilon"] < 15
+
+
+def test_a_study_keeps_the_validation_share_of_its_configuration_and_no_note_of_an_earlier_search(tmp_path: Path):
+    own = {**SMALL, "data": {**SMALL["data"], "validation": 0.3}}
+    study = Study.of(own, {}, ["global"], GRID, TuneOptions(), tmp_path)
+    tuned = study.final_config(study.tuned[0].space, 0, 0)
+    assert study.options.validation == tuned.tuning.validation == 0.3
+    again = Study.of(tuned, {}, ["global"], GRID, TuneOptions(), tmp_path)
+    assert again.trial_config(again.tuned[0].space, 0, 0).tuning is None
+
+
+def protocols(folder: Path, document: dict, seeds: tuple[int, ...]) -> list[Protocol]:
+    """Signed protocols of a study's trials with a learning rate, one for each seed, and of the final run."""
+    study = Study.of(document, {}, ["global"], GRID, TuneOptions(trial_seeds=seeds, seeds=(7,)), folder)
+    make_keys(folder, len(SMALL["data"]["clients"]))
+    space = study.tuned[0].space
+    configs = [*(study.trial_config(space, 0, seed) for seed in seeds), study.final_config(space, 1, 7)]
+    return [make_job(config, folder).protocol for config in configs]
+
+
+def candidate(protocol: Protocol, **local: float) -> Candidate:
+    """Settings of a job with some changed."""
+    return Candidate(protocol.options, protocol.local.model_copy(update=local), protocol.rounds)
+
+
+def test_the_joint_epsilon_has_the_charges_of_every_trial(tmp_path: Path):
+    *trials, final = protocols(tmp_path, SECRET, (0, 1))
+    events = [event for one in (*trials, final) for event in plan_of_first(one)]
+    found = joint_epsilon(trials, final, [candidate(final)])
+    assert (found.reason, found.delta) == ("", 1e-4)
+    assert found.epsilon == pytest.approx(dpcfl.account(events, 1e-4)["epsilon"], rel=1e-6)
+
+
+def plan_of_first(protocol: Protocol) -> list[Event]:
+    entry = protocol.roster[0]
+    return [slot.event(entry.noise_multiplier) for slot in algorithm_of(protocol).plan(entry)]
+
+
+def test_a_batch_that_holds_all_records_of_a_trial_and_a_part_of_the_final_runs_changes_the_plan(tmp_path: Path):
+    trial, final = protocols(tmp_path, SECRET, (0,))
+    assert [one.roster[0].records for one in (trial, final)] == [160, 200]
+    settings = [candidate(final, batch_size=size) for size in (160, 200)]
+    found = joint_epsilon([trial], final, settings)
+    assert (found.epsilon, "depends on earlier releases" in found.reason) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"local": {"pace": "constant"}}, "a part of each run's delta is kept"),
+        ({"data": {"clients": [2], "sizes": [100, 200], "train_per_client": None}}, "clients have different plans"),
+        ({"privacy": WHOLE_CLIENTS, "algorithm": {"name": "dp-fedavg", "sampling_rate": 0.5}}, "unit is a client"),
+    ],
+)
+def test_jobs_that_cannot_be_composed_have_no_joint_epsilon(tmp_path: Path, change: dict, words: str):
+    document = {**SECRET, "algorithms": {}, **{key: {**SECRET.get(key, {}), **value} for key, value in change.items()}}
+    make_keys(tmp_path, 2)
+    one = make_job(configuration.resolve(document), tmp_path).protocol
+    found = joint_epsilon([one], one, [candidate(one)])
+    assert found.epsilon is None
+    assert words in found.reason
 
 
 def test_files_and_pages(done: Done):
