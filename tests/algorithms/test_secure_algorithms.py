@@ -29,9 +29,9 @@ COINS = {"name": "dp-fedavg", "sampling_rate": 0.5}
 BLOCKS = {"name": "rr-cluster", "guarantee": "expected", "clusters": 2, "min_cluster_size": 0, "sampling_rate": 0.5}
 
 
-def order_of(job: Any, client: int, t: int, kind: str) -> np.random.Generator:
-    """The order in which a client with seeded noise goes through its records."""
-    return stream(derive(charge_key(job, client, t, kind), "slot", "masked", 1), "batches")
+def order_of(job: Any, client: int, t: int, kind: str, number: int = 1) -> np.random.Generator:
+    """The order in which a client with seeded noise goes through its records, in the task's training of that number."""
+    return stream(derive(charge_key(job, client, t, kind), "slot", "masked", number), "batches")
 
 
 def is_in(job: Any, client: int, t: int, kind: str, rate: float) -> bool:
@@ -109,6 +109,31 @@ def test_clusters_of_rr_cluster_are_added_in_blocks_with_counts(tmp_path):
         sums, counts = total.astype(np.float32).astype(np.float64)[:, :p], (total[:, p] / COUNT_SCALE).astype(np.float32)
         moves = rebalanced_in_expectation(sums, counts.astype(np.float64), 2)
         assert np.array_equal(states[t].models, models + moves.astype(np.float32))
+        assert states[t].diagnostics["sizes"] == [float(count) for count in counts]
+
+
+def test_the_shared_model_of_fedcam_moves_by_the_mean_of_the_survivors_that_are_in(tmp_path):
+    options = {"name": "rr-cluster", "guarantee": "expected", "sampling_rate": 0.5, "clusters": 2, "min_cluster_size": 2}
+    job, gone = make(tmp_path, {**options, "base": "fedcam"}, rounds=2), {(2, "secure_keys"): [1], (2, "masked_blocks"): [6]}
+    states = played(job, tmp_path, quorum=0.5, unheard=gone)
+    p, sgd = job.protocol.model.parameters, trainer(job)
+    for t in (1, 2):
+        models, parts = states[t - 1].models, {}
+        for client in [client for client in ALL if t == 1 or client not in (1, 6)]:
+            block, data = np.zeros((3, p + 1)), records(job, client)
+            if is_in(job, client, t, "masked_blocks", 0.5):
+                label = int(sgd.mean_losses(models[1:], data, base_model=models[0]).argmin())
+                first, second = (order_of(job, client, t, "masked_blocks", number) for number in (1, 2))
+                common = sgd.train(models[0], data, first, base_model=models[1 + label])
+                own = sgd.train(models[1 + label], data, second, base_model=common)
+                whole = clipped(np.concatenate([common - models[0], own - models[1 + label]]), 1.0)
+                block[0, :p], block[1 + label] = whole[:p], [*whole[p:], COUNT_SCALE]
+            parts[client] = block.reshape(-1)
+        total = trusted(job, parts, t, "masked_blocks").reshape(3, p + 1)
+        sums, counts = total.astype(np.float32).astype(np.float64)[:, :p], (total[1:, p] / COUNT_SCALE).astype(np.float32)
+        moves = [sums[0] / (0.5 * len(parts)), *rebalanced_in_expectation(sums[1:], counts.astype(np.float64), 2)]
+        assert np.array_equal(states[t].models, models + np.array(moves).astype(np.float32))
+        assert states[t].diagnostics["survivors"] == (8 if t == 1 else 6)
         assert states[t].diagnostics["sizes"] == [float(count) for count in counts]
 
 
