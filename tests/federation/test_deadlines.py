@@ -219,6 +219,33 @@ def test_joining_below_the_quorum_waits_for_more_clients(job):
                 actor.join()
 
 
+def test_joining_waits_for_no_client_that_is_lost(job):
+    """With clients 2 and 3 the quorum is out of reach; with client 3 alone it is reached once client 2 comes."""
+    document, folder = job
+    lost, more, pauses = [], [], Pauses()
+    listeners = pauses.listeners | {"launcher": LauncherLink(lost=lambda: lost)}
+    with federation(document, folder, {0: shifted(0), 1: shifted(0)}, join_s=3, listeners=listeners, quorum=0.5) as (fed, _, _):
+        fed.quorum, fed.pause_s, fed.join_timeout_s = 0.75, 1000, 0.2
+        pauses.then = lambda: more.append(Actor(document, folder, 2, fed.endpoint.address, shifted(0)))
+        try:
+            lost.append(3)
+            fed.join()
+            assert sorted(fed.endpoint.ready) == [0, 1, 2]
+            more[0].stop.set()
+            more[0].join()
+            while 2 in fed.endpoint.ready:
+                fed.endpoint.poll(0.1)
+            lost.append(2)
+            fed.join_timeout_s = 1000
+            with pytest.raises(RunFailed, match=r"clients \[2, 3\] did not join"):
+                fed.join()
+            assert len(pauses.began) == len(pauses.ended) == 1  # the second time, nobody could end a pause
+        finally:
+            for actor in more:
+                actor.stop.set()
+                actor.join()
+
+
 def test_a_client_that_does_not_come_before_a_pause_ends_keeps_no_place(job):
     document, folder = job
     pauses, started, told = Pauses(), {}, []

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from conftest import ROOT, SMALL, dpcfl
 from simulate import simulate
+from sklearn.mixture import GaussianMixture
 
 from dpcfl_net.clustering import mixture
+from dpcfl_net.clustering.gram import centred_gram, coordinates
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.data.partition import open_set, plan_slices
 from dpcfl_net.experiment.build import make_job
@@ -239,6 +241,21 @@ def test_rules_that_can_tell_find_two_clusters_and_none(monkeypatch):
         assert (tell(apart), tell(alone)) == (2, 1), tell.__name__
     assert rules.largest_plain(apart) == 2
     assert 2 <= rules.published(alone) <= 4  # it cannot say that there are none
+
+
+def test_the_smallest_bic_is_that_of_scikit_learn():
+    """64 points in 8 dimensions, in two groups: at the first distance one parameter fewer for each cluster would choose two."""
+    told = []
+    for distance in (2.66, 2.8, 6.0):
+        x = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
+        x[:32, 0] += distance
+        points = coordinates(centred_gram(x))[:, :8]
+        evidence = rules.RoundEvidence(x, points, {}, None, 8, 1.0, 0)
+        found = [GaussianMixture(m, covariance_type="spherical", n_init=10, random_state=0).fit(points) for m in (1, 2, 3)]
+        bic = [one.bic(points) for one in found]
+        assert rules.bayes(evidence) == 1 + int(np.argmin(bic))
+        told.append(round(bic[1] - bic[0], 1))
+    assert np.log(64) > told[0] > 0 > told[1] > told[2]
 
 
 @pytest.fixture
