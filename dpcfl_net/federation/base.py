@@ -383,9 +383,11 @@ class Federation(ABC):
         Raises:
             RunFailed: If fewer of them than the quorum are answers, where one that a crash lost counts; also as `submit`.
         """
+        if self.counts.round != self.round:  # before the wait, in which late answers arrive
+            self.counts = RoundCounts(self.round)
         found = sorted((self.next_outcome(among) for _ in range(count)), key=lambda outcome: outcome.client)
         self.lost = [outcome.client for outcome in found if outcome.lost]
-        self.counts = replace(RoundCounts(self.round), late=self.counts.late if self.counts.round == self.round else [])
+        self.counts = replace(RoundCounts(self.round), late=self.counts.late)
         self.counts.add_call(
             [outcome.client for outcome in found], [outcome.client for outcome in found if outcome.release is not None]
         )

@@ -53,7 +53,13 @@ def test_open_tasks_end_in_order_of_arrival_and_outlive_a_round(job):
 
 def test_open_tasks_that_fail_end_without_a_release_and_hold_no_other_up(job):
     theta = np.zeros(job[0].protocol.model.parameters, np.float32)
-    answers = {0: shifted(0), 1: lambda m: None, 2: lambda m: np.full_like(m, np.nan), 3: shifted(0)}
+    may_answer = threading.Event()
+    answers = {
+        0: shifted(0),
+        1: lambda m: m if may_answer.wait(60) else None,
+        2: lambda m: np.full_like(m, np.nan),
+        3: shifted(0),
+    }
     with network(*job, answers, quorum=0.5, timeout_s=2.5, kind=AsynchronousNetworkFederation) as (fed, _, actors):
         for client in range(4):
             fed.submit(open_task(client, 1, theta))
@@ -61,11 +67,12 @@ def test_open_tasks_that_fail_end_without_a_release_and_hold_no_other_up(job):
         assert {outcome.client: outcome.release is None for outcome in first} == {0: False, 2: True, 3: False}
         silent = fed.next_outcome()
         assert (silent.client, silent.release, silent.lost) == (1, None, False)
-        # Control: the same client with an honest answer takes part again.
-        actors[1].answer = shifted(0)
+        # Control: the same client with an honest answer takes part again, after its late answer, which counts as such.
+        fed.round, actors[1].answer = 2, shifted(0)
+        may_answer.set()
         fed.submit(open_task(1, 2, theta))
         assert [outcome.client for outcome in fed.gather(1)] == [1]
-        assert (fed.missing, fed.answered) == ([], 1)
+        assert (fed.missing, fed.answered, fed.counts.round, fed.counts.late) == ([], 1, 2, [1])
 
 
 def test_lost_clients_take_no_place_of_a_client_that_answers(job):
