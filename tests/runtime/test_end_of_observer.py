@@ -92,6 +92,23 @@ def test_a_lost_end_is_noticed_while_a_client_reports():
     assert time.monotonic() - started < 30
 
 
+def test_a_coordinator_that_is_silent_within_a_long_round_has_not_ended():
+    until = time.monotonic() + 0.6  # twice as long as the silence that would count as the end after the last round
+
+    def long_round():
+        while time.monotonic() < until:
+            yield []
+        yield [REPORT]
+        yield [End(3, "")]
+        while True:
+            yield []
+
+    ending, inbox = Ending(), Inbox([])
+    inbox.batches = long_round()
+    ending.listen(inbox)
+    assert REPORT in ending.taken
+
+
 def test_figures_of_rounds_that_the_job_does_not_have_are_dropped():
     kept = []
     watching = Observer.__new__(Observer)

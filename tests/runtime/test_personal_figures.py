@@ -20,6 +20,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.runtime import evaluation
+from dpcfl_net.runtime import observer as observer_module
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.kept_figures import FIGURES, MOST_KEPT, KeptFigures
 from dpcfl_net.runtime.observer import Observer
@@ -132,6 +133,17 @@ def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path, 
     assert written(tmp_path) == {t: [t / 10] * 3 + [0.1] for t in range(1, 7)}
     (warning,) = runlog.read(RunFolder(tmp_path).warnings)
     assert warning["text"].startswith("no accuracy after the last round was reported by client 3: the final one is that of an")
+
+
+@pytest.mark.parametrize(("reported", "named"), [(1, "1, 2 and 1 more"), (2, "2, 3")])
+def test_many_clients_without_a_report_are_counted(job_of, tmp_path, monkeypatch, reported, named):
+    monkeypatch.setattr(observer_module, "MOST_NAMED", 2)
+    with observing(job_of(), tmp_path) as observer:
+        report(observer, 5, dict.fromkeys(range(4), 0.5))
+        report(observer, 6, dict.fromkeys(range(reported), 0.6))
+        observer.evaluate_last_round()
+    (warning,) = runlog.read(RunFolder(tmp_path).warnings)
+    assert f"was reported by clients {named}: the final one" in warning["text"]
 
 
 def test_a_hostile_server_does_not_end_the_observer(job_of, tmp_path):

@@ -48,11 +48,11 @@ from wire_ends import (
 )
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
-from dpcfl_net.transport import observer_outbox, sockets
+from dpcfl_net.transport import observer_inbox, observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import ClientTimes, Link, Payload, ServerEndpoint
-from dpcfl_net.transport.guard import MOST_OF_KEY, SPARE
+from dpcfl_net.transport.guard import MOST_OF_KEY, PERIOD_S, SPARE
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, VERSION, WINDOW, Header, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span, decode_note
@@ -1029,16 +1029,17 @@ def test_observer_hears_what_a_coordinator_sent_before_it_crashed_after_the_firs
         assert [note.round for note in collect(inbox, 1)] == [3]
         before.models(2, [0, 0, 0], models)
         assert [note.round for note in collect(inbox, 1)] == [2]
-        before._sequence = 0  # a replay
-        before.end(3)
-        assert collect(inbox, 0, failures=1) == []
+        for sequence in (0, before._sequence - 1):  # replays of its first and its last message
+            before._sequence = sequence
+            before.end(3)
+        assert collect(inbox, 0, failures=2) == []
         for other in others:
             other.spans([("cluster", 4, 1.0, 2.0)])
         collect(inbox, len(others))
         before._sequence = 100
         before.end(3)
-        assert collect(inbox, 0, failures=2) == []
-        assert inbox.failures == {"sequence": 1, "stale-boot": 1}
+        assert collect(inbox, 0, failures=3) == []
+        assert inbox.failures == {"sequence": 2, "stale-boot": 1}
 
 
 def test_observer_hears_the_clusters_of_many_clients_from_the_coordinator_alone() -> None:
@@ -1102,18 +1103,41 @@ def test_observer_believes_each_sender_its_own_things_only() -> None:
 def test_observer_is_bounded_and_strict() -> None:
     with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
         main.models(1, [0, 0, 0], np.zeros((4, P), "f4"))
-        main.models(1, [0, 3, 0], np.zeros((1, P), "f4"))
+        main.models(1, [0, 1, 0], np.zeros((1, P), "f4"))
+        main.models(1, [None] * 3, np.zeros((0, P), "f4"), [0, 1], {"as sent": [0]})
+        main._send("MODELS", blake3="0" * 64, round=1, assignment=[None] * 3, models=0)
+        main._send("END", memoryview(b"more"), round=1)
         main.models(1, [0, 0, 0], np.full((1, P), np.nan, "f4"))
         main.models(1, [0, 0, 0], np.zeros((1, 7), "f4"))
         main.models(2, [0, 0, 0], np.ones((1, P), "f4"))
         (found,) = collect(inbox, 1)
         assert (found.round, found.models.shape) == (2, (1, P))
-        assert inbox.failures["template"] == 2
+        assert inbox.failures["template"] == 4
+        assert inbox.failures["multipart"] == 1
         assert inbox.failures["non-finite"] == 1
-    with observer(job="f" * 64) as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
-        main.end(1)
-        assert collect(inbox, 0, failures=1) == []
-        assert inbox.failures == {"job": 1}
+    for field, other in (("job", "f" * 64), ("run", "cd34")):
+        with observer(**{field: other}) as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
+            main.end(1)
+            assert collect(inbox, 0, failures=1) == []
+            assert inbox.failures == {field: 1}
+
+
+def test_observer_without_curve_believes_the_claim_but_no_client_that_there_is_not() -> None:
+    link = Link(RUN, JOB, security="none")
+    with observer(security="none") as inbox, contextlib.ExitStack() as stack:
+        for client in (1, len(KEYS)):
+            stack.enter_context(ObserverOutbox(inbox.address, link, sender=client)).personal(1, 0.5, 0.5)
+        assert (collect(inbox, 1, failures=1), inbox.failures) == ([Personal(1, 1, 0.5, 0.5)], {"identity": 1})
+
+
+def test_models_that_the_coordinator_sends_ahead_of_a_busy_observer_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer_inbox, "NOTES_UNREAD", 1 << 20)
+    with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
+        for t in (1, 2):
+            main.models(t, [0, 0, 0], np.zeros((3, P), "f4"))
+        time.sleep(2 * PERIOD_S)  # in which the guard looks at the connection
+        assert [found.round for found in collect(inbox, 2)] == [1, 2]
+        assert not inbox.failures
 
 
 def test_an_observer_out_of_reach_is_waited_for_once() -> None:
