@@ -6,10 +6,12 @@ import threading
 import time
 
 import numpy as np
+import pytest
 import test_federation
 from test_federation import federation as network
 from test_federation import shifted
 
+from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.call_limits import LauncherLink
 from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
@@ -73,6 +75,24 @@ def test_open_tasks_that_fail_end_without_a_release_and_hold_no_other_up(job):
         fed.submit(open_task(1, 2, theta))
         assert [outcome.client for outcome in fed.gather(1)] == [1]
         assert (fed.missing, fed.answered, fed.counts.round, fed.counts.late) == ([], 1, 2, [1])
+
+
+def test_an_answer_that_a_crash_lost_counts_towards_the_quorum_of_its_round_alone(job):
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    answers = {0: shifted(0), 1: lambda m: "lost", 2: lambda m: "refused", 3: shifted(0)}
+    with network(*job, answers, kind=AsynchronousNetworkFederation) as (fed, _, actors):
+        for client in (0, 1):
+            fed.submit(open_task(client, 1, theta))
+        assert [(outcome.client, outcome.lost) for outcome in fed.gather(2)] == [(0, False), (1, True)]
+        assert (fed.lost, fed.missing, fed.answered) == ([1], [1], 1)
+        fed.round, actors[1].answer = 2, shifted(0)
+        for client in (0, 1):
+            fed.submit(open_task(client, 2, theta))
+        assert [(outcome.client, outcome.lost) for outcome in fed.gather(2)] == [(0, False), (1, False)]
+        assert (fed.lost, fed.missing, fed.answered) == ([], [], 2)
+        fed.submit(open_task(2, 1, theta))
+        with pytest.raises(RunFailed, match="0 of 1 buffered participations were answered, the quorum is 1"):
+            fed.gather(1)
 
 
 def test_lost_clients_take_no_place_of_a_client_that_answers(job):

@@ -158,7 +158,7 @@ def test_a_hostile_server_does_not_end_the_observer(job_of, tmp_path):
             observer.take(Models(1, [0] * 9, models))
             observer.take(Models(1, [], models))
             observer.take(Models(1, [None] * 4, none))
-            observer.take(Models(1, [None] * 4, models, clients=[9], labels={"as sent": [0]}))
+            observer.take(Models(1, [None] * 4, models, clients=[4], labels={"as sent": [0]}))
             assert not written(folder)
             observer.take(Models(1, [0] * 4, models))
         assert list(written(folder)) == [1]

@@ -202,6 +202,21 @@ def test_a_step_of_a_trace_turns_one_direction_off(tmp_path: Path) -> None:
     assert last["elapsed_s"] > 2.0  # 1 s of sending and 1 s off, also if the connection came after the step began
 
 
+def test_a_relay_that_starts_again_continues_the_schedule_on_its_port(tmp_path: Path) -> None:
+    off = Schedule(Link(), (Step(0.0, 1000.0, up_bps=0, down_bps=0),))
+    with (
+        closed_port() as port,
+        Server(echo) as server,
+        RelayProcess(tmp_path, server.address, [off], elapsed_s=1000.0, ports={0: port}) as relay,
+        relay.connect() as end,
+    ):
+        assert relay.addresses == {"0": f"tcp://127.0.0.1:{port}"}
+        end.sendall(b"ping")
+        assert exactly(end, 4) == b"ping"
+        (last,) = relay.stop()
+    assert (last["off_s"], last["elapsed_s"] > 1000) == (1000.0, True)
+
+
 def test_the_oldest_of_too_many_connections_is_reset(tmp_path: Path) -> None:
     """As of a client that tried again and again while its link was off."""
     with Server(echo) as server, RelayProcess(tmp_path, server.address, [Link(on_s=0.001, off_s=2.0)]) as relay:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -48,7 +49,7 @@ from wire_ends import (
 )
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
-from dpcfl_net.transport import observer_inbox, observer_outbox, sockets
+from dpcfl_net.transport import dialed, observer_inbox, observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import ClientTimes, Link, Payload, ServerEndpoint
@@ -845,6 +846,51 @@ def test_a_relay_that_reaches_no_coordinator_is_no_wrong_coordinator() -> None:
             client.poll(20)
         relay.shutdown(socket.SHUT_RDWR)
     assert len(resets) > HANDSHAKES
+
+
+class Switch(Cable):
+    """Forwards each of the next connections to a port of `detours`, and others to the server."""
+
+    def __init__(self, address: str) -> None:
+        self.detours: list[int] = []
+        super().__init__(address)
+
+    @property
+    def target(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.detours.pop()) if self.detours else self._server
+
+    @target.setter
+    def target(self, address: tuple[str, int]) -> None:
+        self._server = address
+
+
+def test_failed_handshakes_count_in_a_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a long run some may fail; a worker that left for that would not be started again."""
+    monkeypatch.setattr(dialed, "HANDSHAKES", 2)
+    with (
+        make_server() as server, make_server(keys=pair()) as stranger, Switch(server.address) as cable,
+        make_client(cable.address) as client,
+    ):  # fmt: skip
+        ends = Ends(server, client).joined()
+        port = int(stranger.address.rpartition(":")[2])
+        for t in (1, 2):
+            ends.seen.clear()
+            cable.detours = [port]
+            cable.cut()
+            ends.until(lambda: not cable.detours and ends.of("left"))
+            assert ends.joined().round(client, 0, t, UPDATE).kind == "result"
+        cable.detours = [port] * 2
+        cable.cut()
+        assert refusal(client, ends) == "handshake"
+
+
+def test_the_time_limit_of_a_handshake_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(dialed, "AwakeClock", lambda: SimpleNamespace(now=lambda: now[0]))
+    with make_server() as server, make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        now[0] += 3600
+        assert ends.round(client, 0, 1, UPDATE).kind == "result"
 
 
 def test_a_coordinator_that_is_stopped_is_no_wrong_coordinator() -> None:
