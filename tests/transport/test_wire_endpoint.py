@@ -887,6 +887,7 @@ def test_failed_handshakes_count_in_a_row_only(monkeypatch: pytest.MonkeyPatch) 
 def test_the_time_limit_of_a_handshake_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(dialed, "AwakeClock", lambda: SimpleNamespace(now=lambda: now[0]))
+    monkeypatch.setattr("dpcfl_net.transport.client.WATCH_S", 0.0)
     with make_server() as server, make_client(server.address) as client:
         ends = Ends(server, client).joined()
         now[0] += 3600
