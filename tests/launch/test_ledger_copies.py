@@ -68,6 +68,17 @@ def test_a_ledger_that_has_grown_since_the_copy_is_accepted(tmp_path, ledger, co
     check_counter(3, ledger, counter)
 
 
+def test_a_line_is_reported_once_the_ledger_holds_it_and_not_while_the_journal_alone_does(ledger):
+    path, tail = ledger / "ledger.jsonl", LedgerTail(3, ledger)
+    *before, newest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(before))
+    assert tail.new_lines() is None
+    path.write_text("".join([*before, newest]))
+    update = tail.new_lines()
+    assert (update.at, update.lines, update.counter[:2]) == (0, "".join([*before, newest]), f"{len(before)} ")
+    assert tail.new_lines() is None
+
+
 def test_a_line_that_a_crash_left_in_the_journal_alone_counts(ledger, copy):
     """The journal is flushed for each charge, ledger.jsonl at times."""
     whole = (copy / "ledger.jsonl").read_bytes()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dpcfl_net.launch.placement.host_aggregator import end_of_log
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -25,3 +27,13 @@ def test_a_launcher_of_another_encoding_takes_the_log_of_a_host(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log").read_text(encoding="utf-8") == "Clé \ufffd\n"
+
+
+def test_the_message_of_a_failure_is_added_to_the_log_of_a_host_where_a_full_disk_has_kept_it_out(tmp_path: Path):
+    log, reason = tmp_path / "log", "RunFailed: no room"
+    assert end_of_log(log, 0, reason) == reason
+    log.write_text(before := "of an earlier process\n")
+    log.open("a").write("begins\n")
+    assert end_of_log(log, len(before), reason) == f"begins\n{reason}"
+    log.open("a").write(f"{reason}\n")
+    assert end_of_log(log, len(before), reason) == f"begins\n{reason}\n"

@@ -159,6 +159,12 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], said: str) -> None:
         Link(**fields)
 
 
+def test_a_step_with_less_delay_than_the_links_jitter_has_as_much_jitter_as_delay() -> None:
+    schedule = Schedule(Link(latency_s=0.1, jitter_s=0.05), (Step(1.0, 2.0, latency_s=0.01), Step(2.0, 3.0, latency_s=0.3)))
+    links = [schedule.link_at(time_s) for time_s in (0.5, 1.5, 2.5, 3.5)]
+    assert [(link.latency_s, link.jitter_s) for link in links] == [(0.1, 0.05), (0.01, 0.01), (0.3, 0.05), (0.1, 0.05)]
+
+
 def test_steps_must_not_overlap() -> None:
     with pytest.raises(ConfigError, match="must not overlap"):
         Schedule(Link(), (Step(0, 2), Step(1, 3)))

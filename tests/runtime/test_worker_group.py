@@ -1,0 +1,124 @@
+"""A process of several clients follows the launcher's start and stop commands, whenever they come."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dpcfl_net.runtime import worker_group
+from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
+
+SPEC = WorkerSpec(Path(), 0, "", "", Path(), "", Path())
+
+
+class Waiting:
+    """A worker that serves until it is stopped."""
+
+    def __init__(self, spec, job, host, context, turn):
+        self.client, self.came_too_late = spec.client, False
+        self._stopped, self.serving = threading.Event(), threading.Event()
+
+    def serve(self):
+        self.came_too_late = self._stopped.is_set()
+        self.serving.set()
+        assert self._stopped.wait(60)
+
+    def stop(self):
+        self._stopped.set()
+
+
+class Process:
+    """A group in a thread, the launcher's end of its pipe, and its workers in the order of their start."""
+
+    def __init__(self, monkeypatch):
+        self.workers, self.may_open = [], threading.Event()
+        self.may_open.set()
+        monkeypatch.setattr(worker_group, "turns", lambda spec: contextlib.nullcontext)
+        monkeypatch.setattr(worker_group, "make_host", lambda *about, **more: self.may_open.wait(60))
+        monkeypatch.setattr(worker_group, "Worker", self._made)
+        receiver, self._pipe = multiprocessing.Pipe(duplex=False)
+        with receiver:
+            spec = GroupSpec(SPEC, os.dup(receiver.fileno()))
+        self._thread = threading.Thread(target=worker_group.Group(spec, None, None).serve, daemon=True)
+        self._thread.start()
+
+    def _made(self, *about):
+        self.workers.append(Waiting(*about))
+        return self.workers[-1]
+
+    def send(self, *commands):
+        for command in commands:
+            self._pipe.send_bytes(command.encode())
+
+    def started(self, count):
+        """Wait until so many workers have been started; return the clients of all."""
+        until(lambda: len(self.workers) >= count)
+        assert self.workers[count - 1].serving.wait(60)
+        return [worker.client for worker in self.workers]
+
+    def end(self):
+        """Close the pipe; the group ends once its clients have left."""
+        self._pipe.close()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+def until(done):
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def is_served(client):
+    return f"client {client}" in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def group(monkeypatch):
+    return Process(monkeypatch)
+
+
+def test_a_client_that_is_stopped_while_its_gate_is_opened_leaves(group):
+    group.may_open.clear()
+    group.send("start 3", "stop 3", "start 4")
+    until(lambda: is_served(4))  # its command came after the others
+    group.may_open.set()
+    until(lambda: not is_served(3))
+    assert sorted(group.started(2)) == [3, 4]
+    assert is_served(4)
+    group.send("stop 4")
+    group.end()
+
+
+def test_a_client_that_is_started_before_it_has_left_starts_once_more(group):
+    group.send("start 3")
+    group.started(1)
+    group.send("start 3", "start 4")
+    assert group.started(2) == [3, 4]
+    group.workers[0].stop()  # the coordinator has said goodbye
+    assert group.started(3) == [3, 4, 3]
+    group.workers[2].stop()
+    until(lambda: not is_served(3))
+    group.send("start 5", "stop 4", "stop 5")
+    group.end()
+    assert [worker.client for worker in group.workers] == [3, 4, 3, 5]
+
+
+def test_a_stop_command_takes_back_a_start_command_and_a_start_command_a_stop_command(group):
+    group.send("start 3")
+    group.started(1)
+    group.send("start 3", "stop 3")
+    until(lambda: not is_served(3))
+    group.send("start 3")
+    assert group.started(2) == [3, 3]
+    assert [worker.came_too_late for worker in group.workers] == [False, False]
+    group.send("stop 3")
+    group.end()
+    assert len(group.workers) == 2
