@@ -103,7 +103,7 @@ class NetworkFederation(Federation):
         if absent - self._unreachable and self.join_timeout_s > SILENT_S:
             self._say_missing(absent, len(expected))
             absent = self._wait_for(expected, len(expected), self.join_timeout_s - SILENT_S)
-        problem = f"clients {_listed(sorted(absent))} did not join within {self.join_timeout_s:g} s"
+        problem = self._not_joined(absent, self.join_timeout_s)
         if len(expected) - len(absent) < needed <= len(expected) - len(absent & self._unreachable) and self.pause_s:
             joined = f"{problem}: {len(expected) - len(absent)} of {len(expected)} have joined, the quorum is {needed}"
             pause = Pause(0, f"{joined}: paused, waiting up to {self.pause_s:g} s for more", self.pause_s)
@@ -111,10 +111,17 @@ class NetworkFederation(Federation):
             self._pauses.begin(pause)
             absent = self._wait_for(expected, needed, self.pause_s)
             self._pauses.end(pause, self._clock.now() - started)
+            problem = self._not_joined(absent, self.join_timeout_s + self.pause_s)
         if len(expected) - len(absent) < needed:
             raise RunFailed(problem)
         if absent:
             self._warn(f"clients {_listed(sorted(absent))} have not joined; the run continues without them")
+
+    def _not_joined(self, absent: set[int], seconds: float) -> str:
+        """Say who has not joined in time, and who is lost, for whom nothing waits."""
+        late, lost = absent - self._unreachable, absent & self._unreachable
+        said = [f"clients {_listed(sorted(late))} did not join within {seconds:g} s"] if late else []
+        return ", ".join([*said, *([f"clients {_listed(sorted(lost))} are lost"] if lost else [])])
 
     def _say_missing(self, absent: set[int], expected: int) -> None:
         """Write to the log which clients have not joined so far."""
