@@ -92,6 +92,21 @@ def test_every_field_of_a_run_is_on_the_page(by_network: dpcfl.Run):
     assert files - listed_files() == set(), "the page does not list a file"
 
 
+def test_the_page_names_what_spans_are_of(by_network: dpcfl.Run):
+    spans = [json.loads(line) for line in RunFolder(by_network.path).spans.read_text().splitlines()]
+    about = rows(PAGE.read_text().partition("### `spans.jsonl`")[2], "field")
+    steps = {span["what"] for span in spans if span["who"] == "launcher" and span["round"] == 0}
+    assert steps
+    assert "a step of the preparation, of the launcher in round 0" in about["what"][2]
+    assert {span["what"] for span in spans} - steps - set(re.findall(r"\w+", about["what"][2])) == set()
+    assert {span["who"].split()[0] for span in spans} - set(re.findall(r"\w+", about["who"][2])) == set()
+
+
+def test_the_line_of_a_link_has_the_fields_of_the_table():
+    (shown,) = re.findall(r"```json\n(.*elapsed_s.*)\n```", (PAGE.parents[1] / "how-to" / "network.md").read_text())
+    assert set(json.loads(shown)) == set(table("links.jsonl").rows)
+
+
 def listed_files() -> set[str]:
     """Names of files and folders in the page's first tables."""
     listed = set(re.findall(r"^\| (.*?) \|", PAGE.read_text().partition("## Conventions")[0], re.MULTILINE))
