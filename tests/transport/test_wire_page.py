@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+import msgpack
 import pytest
 from conftest import ROOT
 from wire_page import TEXT, rows, section
@@ -20,9 +22,10 @@ from dpcfl_net.federation.secure.keys import BOX_BYTES, KEYS_BYTES, SIGNATURE_BY
 from dpcfl_net.federation.secure.shamir import PRIME, SHARE_BYTES
 from dpcfl_net.federation.secure.stages import STAGES
 from dpcfl_net.federation.secure.terms import COMPLETE, WITNESSES
-from dpcfl_net.transport import channel, guard, header_rules, messages, observer_inbox, server, transcript
+from dpcfl_net.transport import channel, client, dialed, guard, header_rules, messages, observer_inbox, server, transcript
+from dpcfl_net.transport.client_events import ClientTimes
 from dpcfl_net.transport.header_rules import KINDS, RULES
-from dpcfl_net.transport.messages import CODES, PHASES, STATUSES, Header
+from dpcfl_net.transport.messages import CODES, PHASES, STATUSES, Header, WireError
 from dpcfl_net.transport.observer_notes import MAX_NOTE, MOST_CLIENTS, MOST_SPANS, Note
 
 
@@ -60,6 +63,8 @@ def test_the_kinds_of_messages():
         ("chunks that the receiver has not confirmed", messages.WINDOW),
         ("broken messages of a connection, before it is cut", server.FAILURES),
         ("bytes that a connection may send ahead of complete messages", guard.UNREAD_LIMIT),
+        ("connections that have sent no message, with CURVE", guard.SPARE),
+        ("connections under one key that have sent a message", guard.MOST_OF_KEY),
     ],
 )
 def test_limits(limit: str, value: int):
@@ -78,6 +83,46 @@ def test_numbers_in_the_text():
     ahead = f"{observer_inbox.NOTES_UNREAD:,} bytes ahead of complete notes, and the bytes of the largest MODELS of"
     assert ahead in section("Notes to the observer")
     assert f"at most {MOST_SPANS} |" in rows(section("Notes to the observer"), "field")["spans"][0] + " |"
+
+
+@pytest.mark.parametrize(
+    ("limit", "unit", "fill"),
+    [
+        ("text in a header", "bytes", lambda size: {"reason": "x" * size}),
+        ("list in a header", "items", lambda size: {"tensors": [0] * size}),
+        ("map in a header", "keys", lambda size: {str(key): 0 for key in range(size)}),
+    ],
+)
+def test_limits_of_the_decoder(limit: str, unit: str, fill: Callable[[int], dict[str, object]]):
+    said, _, named = rows(section("Limits"), "limit")[limit][0].partition(" ")
+    most = int(said.replace(",", ""))
+    assert named == unit
+    messages.unpack_strict(msgpack.packb(fill(most)))
+    with pytest.raises(WireError, match="not-msgpack"):
+        messages.unpack_strict(msgpack.packb(fill(most + 1)))
+
+
+def test_the_names_of_tensors():
+    (most,) = re.findall(r"Names have 1 to (\d+) ASCII letters, digits, `_` and `.`; they", section("Payloads"))
+    for name, fits in (("aZ9_.", True), ("x" * int(most), True), ("x" * (int(most) + 1), False), ("", False), ("a-b", False)):
+        assert RULES["tensors"].fits([[name, "f4", [1], 4]]) == fits, name
+
+
+def test_times_of_a_session():
+    times = ClientTimes()
+    text = " ".join(TEXT.split())
+    assert client.HELLO_S == channel.CREDIT_S == 1
+    assert "repeated each second until it is answered" in text
+    assert "at least each second while chunks arrive" in text
+    assert f"the sender's phase, each {times.heartbeat_s:g} s" in text
+    assert f"sends ACK with its phase within {1000 * times.ack_delay_s:g} ms" in text
+    assert f"ends after {dialed.HANDSHAKES} failures in a row" in text
+    assert f"without a handshake within {times.handshake_limit_s:g} s ends too" in text
+    assert f"the client tries for {times.duplicate_grace_s:g} s" in text
+    waits = [times.resend_s * 2 ** min(repeats, channel.DOUBLINGS) for repeats in range(5)]
+    assert "after {:g} s, then {:g}, {:g}, {:g}, {:g} ...".format(*waits) in text
+    assert channel.SLOW == 1 << 20
+    assert f"1 MiB/s ({messages.WINDOW * messages.CHUNK >> 20} MiB at most)" in text
 
 
 def test_types_of_tensors():
