@@ -95,7 +95,7 @@ def _is_many(kind: Any) -> bool:
 
 def _inner(kind: Any) -> Any:
     """Return the type of a value: of an optional one without None, of a list its items."""
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is list:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union, list):  # Literal | None is a typing.Union
         return next(_inner(part) for part in typing.get_args(kind) if part is not type(None))
     return kind
 

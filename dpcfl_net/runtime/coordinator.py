@@ -13,6 +13,7 @@ from pathlib import Path
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core import open_files
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.job_reader import read_signed_protocol
 from dpcfl_net.core.protocol import Protocol, check_runnable
 from dpcfl_net.core.run_folder import RunFolder
@@ -29,7 +30,7 @@ from dpcfl_net.federation.tree import TreeFederation, tree_endpoint_arguments
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.launcher_pipes import LauncherNews, command_sender, open_pipe
 from dpcfl_net.runtime.server_records import ServerRecords
-from dpcfl_net.runtime.specs import CoordinatorSpec
+from dpcfl_net.runtime.specs import CoordinatorSpec, TranscriptKind
 from dpcfl_net.runtime.state_check import checked
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
@@ -92,20 +93,21 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         spec: Arguments of the process.
 
     Raises:
-        ConfigError: As `check_runnable`.
+        ConfigError: As `check_runnable`, or if a transcript is wanted of a job with aggregators.
         Refused: If the protocol is invalid or not signed by the operator.
         RunFailed: If fewer clients than the quorum join or answer.
     """
     memory.keep_freed()
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     check_runnable(protocol)
+    kind = _transcript_kind(spec.transcript, protocol)
     algorithm, files = algorithm_of(protocol), RunFolder(spec.folder)
     open_files.allow(open_files.files_for(len(protocol.roster)))
     pair = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     news = LauncherNews(open_pipe(spec.lost))
     with ExitStack() as stack:
         records = stack.enter_context(closing(ServerRecords(spec.folder, protocol, algorithm)))
-        transcript = stack.enter_context(closing(Transcript(files.transcript, spec.transcript)))
+        transcript = stack.enter_context(closing(Transcript(files.transcript, kind)))
         central_server = CentralDPServer.of(
             algorithm, files.ledgers, _noise_seed(spec.keys, protocol), durable=spec.durable,
             keep=spec.keep_releases,
@@ -138,6 +140,15 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         if outbox is not None:
             outbox.end(protocol.rounds)
         fed.goodbye()
+
+
+def _transcript_kind(asked: TranscriptKind | None, protocol: Protocol) -> TranscriptKind:
+    """Choose the content of the transcript; ConfigError if the job has aggregators, so that none is possible."""
+    if asked not in (None, "off") and protocol.aggregators:
+        raise ConfigError(
+            f"transcript is {asked!r}: must be 'off' for a job with aggregators, whose messages are not those of clients"
+        )
+    return asked or ("off" if protocol.aggregators else "headers")
 
 
 def _noise_seed(folder: Path, protocol: Protocol) -> bytes | None:

@@ -12,6 +12,8 @@ from dpcfl_net.federation.virtual_clock import VirtualNetwork
 from dpcfl_net.training.devices import CPU, Device
 from dpcfl_net.transport.faults import MessageFaults
 
+TranscriptKind = Literal["off", "headers", "full"]
+
 
 @dataclass(frozen=True)
 class CoordinatorSpec:
@@ -24,7 +26,7 @@ class CoordinatorSpec:
         observer: Address of the observer; None: no observer.
         keys: Folder of the key pairs.
         folder: Run folder.
-        transcript: Content of the transcript.
+        transcript: Content of the transcript; None: headers, or off with aggregators.
         keep_checkpoints: Number of newest checkpoints to keep.
         quorum: Fraction of clients that must answer a round.
         round_timeout_s: Seconds after which a client without an answer is missing.
@@ -44,7 +46,7 @@ class CoordinatorSpec:
     observer: str | None
     keys: Path
     folder: Path
-    transcript: Literal["off", "headers", "full"] = "headers"
+    transcript: TranscriptKind | None = None
     keep_checkpoints: int = 2
     quorum: float = 1.0
     round_timeout_s: float = 600

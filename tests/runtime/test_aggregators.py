@@ -393,7 +393,7 @@ def test_processes_that_are_started_manually(tmp_path):
 
     try:
         run, anywhere = tmp_path / "run", ("--bind", "tcp://127.0.0.1:*")
-        begin("coordinator", job / "protocol.json", *anywhere, "--out", run, "--transcript", "off")
+        begin("coordinator", job / "protocol.json", *anywhere, "--out", run)
         root = address(run, "coordinator")
         for number, group in enumerate(([0, 1], [2, 3, 4])):
             out = tmp_path / f"host {number}"
@@ -409,6 +409,26 @@ def test_processes_that_are_started_manually(tmp_path):
     _, state = last_state(run)
     alone = simulate(job_of(job), tmp_path / "again")
     assert np.array_equal(state.models.view("u4"), alone.models.view("u4"))
+    assert not (run / "transcript.msgpack").exists()  # it would hold messages of aggregators, which no ledger charges
+
+
+@pytest.mark.parametrize("kind", ["headers", "full"])
+def test_a_coordinator_with_aggregators_refuses_a_transcript(finished, tmp_path, kind):
+    job = ("--keys", finished / "keys", "--operator-key", finished / "operator.pub", "--out", tmp_path / "run")
+    listening = ("--bind", "tcp://127.0.0.1:*", "--join-timeout", 1, "--pause", 0)
+    done = dpcfl("coordinator", finished / "protocol.json", *job, *listening, "--transcript", kind)
+    assert done.returncode == 2, done.stderr
+    assert f"transcript is {kind!r}: must be 'off'" in done.stderr
+    assert not (tmp_path / "run" / "transcript.msgpack").exists()
+
+
+def test_a_coordinator_with_aggregators_writes_no_transcript_of_its_own_accord(finished, tmp_path):
+    run = tmp_path / "run"
+    job = ("--keys", finished / "keys", "--operator-key", finished / "operator.pub", "--out", run)
+    listening = ("--bind", "tcp://127.0.0.1:*", "--join-timeout", 1, "--pause", 0)
+    done = dpcfl("coordinator", finished / "protocol.json", *job, *listening)
+    assert done.returncode == 4, done.stderr  # nobody joined
+    assert not (run / "transcript.msgpack").exists()
 
 
 def test_a_task_cannot_stay_open_with_aggregators(finished):

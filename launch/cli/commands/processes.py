@@ -59,7 +59,10 @@ def coordinator(
     operator_key: OperatorKey,
     observer: ObserverAddress = None,
     out: Annotated[Path, typer.Option(help="run folder; resumes from its checkpoints")] = Path("run"),
-    transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what to record of each message")] = "headers",
+    transcript: Annotated[
+        Literal["off", "headers", "full"] | None,
+        typer.Option(help="what to record of each message (default: headers; a job with aggregators allows only off)"),
+    ] = None,
     quorum: Annotated[float, typer.Option(callback=above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
     round_timeout: RoundTimeout = 600.0,
     join_timeout: JoinTimeout = 120.0,
