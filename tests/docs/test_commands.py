@@ -131,6 +131,26 @@ def test_commands_in_sentences_name_existing_commands_and_options():
     assert problems == []
 
 
+OTHERS = {"--help", "--steps", "--array", "--stage", "--record-golden"}  # of scripts of dpcfl_net.adversaries, sbatch, pytest
+
+
+def test_options_in_sentences_are_those_of_some_command():
+    known, below = set(OTHERS), [program()]
+    while below:
+        command = below.pop()
+        below += getattr(command, "commands", {}).values()
+        known |= {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    named = {
+        (page.name, part.content): part.content.split("=")[0].split()[0]
+        for page in pages() if page.name != "CHANGELOG.md"
+        for token in tokens(page)
+        for part in token.children or ()
+        if part.type == "code_inline" and part.content.startswith("--")
+    }  # fmt: skip
+    assert len(set(named.values())) > 40
+    assert {place: option for place, option in named.items() if option not in known} == {}
+
+
 def test_python_blocks_compile():
     found = [block for page in pages() for block in blocks(page) if block.language == "python"]
     assert len(found) > 8
