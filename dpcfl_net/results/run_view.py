@@ -229,7 +229,7 @@ def sort_metrics(
         if at is None:
             continue
         if line.get("view") == "observer":
-            observed[at] = line
+            observed[at] = {**observed.get(at, {}), **line}  # `dpcfl compare --fairness` adds a line to the last round
         elif "epsilon_spent_by_client" in line:
             spent[at] = numbers(line, "epsilon_spent_by_client")
         else:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import SMALL, dpcfl
 
+import dpcfl_net as package
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
@@ -71,6 +72,17 @@ def test_the_statement_says_that_no_epsilon_covers_figures_of_models_without_pri
     assert dpcfl("report", folder).returncode == 0  # writes run.json again
     assert said() == [line]
     assert "no epsilon covers them" in Comparison.of([folder]).table.caption
+
+
+def test_the_last_round_keeps_its_accuracy(with_epsilon, tmp_path):
+    """Its second line took the place of the first: pages, exports, curves and `Run.rounds` lacked the accuracy of the last round."""
+    folder = tmp_path / "run"
+    shutil.copytree(with_epsilon.path, folder)
+    rounds, curve = package.open_run(folder).rounds, read_result(folder).curve
+    assert (rounds[-1].accuracy, len(curve)) == (with_epsilon.final["accuracy_mean"], 3)
+    done = dpcfl("compare", folder, "--fairness")
+    assert (done.returncode, "F_acc %" in done.stdout) == (0, True), done.stderr
+    assert (package.open_run(folder).rounds, read_result(folder).curve) == (rounds, curve)
 
 
 def test_a_failure_between_figures_and_statement_is_made_up_for(finished_run, tmp_path):
