@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -182,7 +183,11 @@ def _conditions(job: Job) -> Check:
 
 
 def _epsilon(job: Job, charged: dict[int, list[Any]]) -> tuple[Check, float]:
-    """Recompute epsilon from the ledgers, for an unprotected run that of the noisy part; and return the largest of a client."""
+    """Recompute epsilon from the ledgers, for an unprotected run that of the noisy part.
+
+    Returns:
+        The check, and the largest epsilon that a client has spent: inf where seeded or unprotected events were charged.
+    """
     from dpcfl_net.privacy.accounting.accountant import epsilon
 
     privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
@@ -206,12 +211,14 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> tuple[Check, float]:
             planned.append(epsilon(list(events), delta, privacy.adjacency, privacy.accountant))
             within = within and planned[-1] <= target
     most, target = max(known.values(), default=0.0), job.protocol.epsilon
+    subtractable = privacy.noise == "seeded" and any(paid.values())
+    spent_at_most = math.inf if reasons or subtractable else most
     charged_in_all, plan_in_all = at_most(most, 6), at_most(max(planned), 6)
     detail = f"charged {charged_in_all}, whole plan {plan_in_all}, target {target:g} at delta {privacy.delta:g}"
     if job.protocol.unprotected:
         what = "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"
-        return Check(what, within, f"{detail}; {'; '.join(job.protocol.unprotected)}"), most
-    return Check("epsilon recomputed from ledgers and plan is within the target", within, detail), most
+        return Check(what, within, f"{detail}; {'; '.join(job.protocol.unprotected)}"), spent_at_most
+    return Check("epsilon recomputed from ledgers and plan is within the target", within, detail), spent_at_most
 
 
 def _statement(folder: Path, job: Job, spent: float) -> Check:
@@ -222,7 +229,7 @@ def _statement(folder: Path, job: Job, spent: float) -> Check:
     Args:
         folder: Run folder.
         job: The signed job.
-        spent: Largest epsilon of a client by the ledgers.
+        spent: Largest epsilon of a client by the ledgers; may be inf.
     """
     what = "run.json states the promise of the signed job"
     path = RunFolder(folder).run
@@ -239,7 +246,7 @@ def _statement(folder: Path, job: Job, spent: float) -> Check:
             return Check(what, False, f"{key}: {word(stated[key])} here, {word(value)} by the job")
     least = {"epsilon_replace_one": replace_one_epsilon(job.protocol)}
     if document.get("state") == "finished":  # until then clients may charge more
-        least["epsilon_spent"] = spent
+        least["epsilon_spent"] = number(spent)
     for key, value in least.items():
         said = number(mapping(document, "privacy").get(key))
         if said is not None and (value is None or said < value * (1 - _SAME)):

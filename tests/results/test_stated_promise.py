@@ -64,6 +64,15 @@ def test_the_statement_of_a_run_holds(with_epsilon: dpcfl.Run, by_network: dpcfl
     assert stated(by_network.path).holds is True, "seeded: no epsilon"
     finite = changed(by_network, tmp_path / "finite", {"epsilon": 5.0})
     assert stated(finite).detail == "epsilon: 5.0 here, – by the job"
+    finite = changed(by_network, tmp_path / "replaced", {"epsilon_replace_one": 10.9})
+    assert stated(finite).detail == "epsilon_replace_one: 10.9 here, – by job and ledgers"
+
+
+def test_what_a_run_without_a_guarantee_has_spent_is_not_finite(by_network: dpcfl.Run, tmp_path: Path) -> None:
+    """The epsilon of the noisy part alone held, and pages showed it as the epsilon spent."""
+    assert json.loads((by_network.path / "run.json").read_text())["privacy"]["epsilon_spent"] is None
+    found = stated(changed(by_network, tmp_path / "run", {"epsilon_spent": 5.0}))
+    assert (found.holds, found.detail) == (False, "epsilon_spent: 5.0 here, – by job and ledgers")
 
 
 def test_what_is_not_known_yet_is_no_difference(with_epsilon: dpcfl.Run, tmp_path: Path) -> None:
