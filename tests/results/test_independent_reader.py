@@ -283,6 +283,24 @@ def test_a_damaged_answer_that_is_acknowledged_is_a_problem(copied: Path):
     assert check.detail.endswith("are not those of its header")
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["answers kept", "ledgers of another host"])
+def test_a_second_release_with_other_numbers_is_a_problem_also_without_the_answers_of_clients(copied: Path, kept: bool):
+    def change(bodies: list[rewriting.Body]) -> None:
+        answer, chunk = rewriting.results(bodies, 0, 3)
+        other = bytes(len(chunk[5]))
+        bodies.append([*answer[:4], {**answer[4], "id": "2" * 32, "blake3": payload_hash(other)}, None])
+        bodies.append([*chunk[:4], {**chunk[4], "parent": "2" * 32}, other])
+
+    rewriting.rewrite_transcript(copied, change)
+    if not kept:
+        for client in (0, 1):
+            rewriting.rewrite_ledger(copied, client, lambda _: None, counter=True)
+            shutil.rmtree(copied / f"ledgers/client_{client:04d}/releases")
+    failed = [check for check in dpcfl.open_run(copied).verify() if check.holds is False]
+    assert [check.what for check in failed] == ["messages: releases are those that the clients answered"]
+    assert re.fullmatch(r"client 0, round 3 \w+: two different releases", failed[0].detail)
+
+
 def test_truncated_ends_after_a_crash_are_no_problem(copied: Path):
     """A crash of the machine may cut the last line of a ledger, a crash of the coordinator the last record."""
     whole = independent_reader.verify(copied)
