@@ -19,18 +19,32 @@ SENT = {1: "aaaa", 2: "abcd", 3: "efef"}  # models that each client was given: b
 
 
 @pytest.fixture(scope="module")
-def protocol(tmp_path_factory):
-    keys = tmp_path_factory.mktemp("keys")
-    make_keys(keys, 4)
-    document = {**SMALL, "data": DATA, "model": {"name": "linear"}, "rounds": 3, "algorithm": {"name": "dpmm-cfl"}}
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder, 4)
+    return folder
+
+
+def protocol_of(keys, algorithm):
+    document = {**SMALL, "data": DATA, "model": {"name": "linear"}, "rounds": 3, "algorithm": algorithm}
+    document["privacy"] = {**SMALL["privacy"], "accountant": "rdp"}  # calibrates faster
     return make_job(config.resolve(document), keys).protocol
+
+
+@pytest.fixture(scope="module")
+def protocol(keys):
+    return protocol_of(keys, {"name": "dpmm-cfl"})
+
+
+def task_of(client, number, task, model):
+    return client, Header(2, "", "", "", 0, f"{number}{client}{model}", "TASK", round=number, task=task, blake3=model)
 
 
 def problems(protocol, folder, sent, rounds=(1, 2, 3)):
     lines = [{"view": "server", "round": t, "assignment": ASSIGNED[t], "clusters": 4} for t in rounds]
     (folder / "clusters.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tasks = [
-        (client, Header(2, "", "", "", 0, f"{t}{client}", "TASK", round=t, task="first" if t == 1 else "train", blake3=model))
+        task_of(client, t, "first" if t == 1 else "train", model)
         for t, models in sent.items()
         for client, model in enumerate(models)
     ]
@@ -53,3 +67,31 @@ def test_models_that_no_assignment_explains_are_a_split(protocol, tmp_path, sent
 
 def test_without_the_assignment_before_only_the_number_of_models_is_checked(protocol, tmp_path):
     assert problems(protocol, tmp_path, {3: "efge"}, rounds=[1, 3]) == []
+
+
+def test_a_client_with_two_models_in_one_round_is_a_split(protocol, tmp_path):
+    tasks = [task_of(3, 1, "first", model) for model in "ab"]
+    assert split_models(Given(tasks, tasks, []), protocol, tmp_path / "clusters.jsonl") == [
+        "round 1 first: client 3 was given 2 models"
+    ]
+
+
+def test_more_models_than_the_job_has_are_a_split_without_any_assignment(keys, tmp_path):
+    """Tasks of one kind carry all models, and are equal; those of the other carry one of two."""
+    protocol = protocol_of(keys, {"name": "r-dpcfl", "clusters": 2})
+
+    def found(task, models):
+        tasks = [task_of(client, 2, task, model) for client, model in enumerate(models)]
+        return split_models(Given(tasks, [], []), protocol, tmp_path / "clusters.jsonl")
+
+    assert (found("select_and_train", "aaaa"), found("train", "abab")) == ([], [])
+    assert found("select_and_train", "aaba") == [
+        "round 2 select_and_train: 2 different models where the job has 1, clients 0 and 2 among them"
+    ]
+    assert found("train", "aabc") == ["round 2 train: 3 different models where the job has 2, clients 0 and 2 among them"]
+
+
+def test_a_record_of_the_server_that_is_no_message_is_a_problem(protocol, tmp_path):
+    assert split_models(Given([], [], [7]), protocol, tmp_path / "clusters.jsonl") == [
+        "record 7 of the transcript is no message of this protocol"
+    ]
