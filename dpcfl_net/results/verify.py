@@ -264,9 +264,8 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     """Check the chain of the transcript, and its messages against the ledgers."""
     path = RunFolder(folder).transcript
     if not path.exists():
-        turned_off = RunFolder(folder).config.exists() and summary.run_settings(folder)["output"]["transcript"] == "off"
         missing = f"there is no {path.name}{_if_before_the_first_round(folder)}"
-        return [Check("transcript: hash chain whole", None if turned_off else False, missing)]
+        return [Check("transcript: hash chain whole", None if _writes_no_transcript(folder) else False, missing)]
     try:
         reader = transcript.read(path)
         records = list(reader)
@@ -279,6 +278,14 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
         return [whole, Check("messages: debited, charged for the models shown, and as answered", None, f"not checked: {why}")]
     own = {client: lines for client, lines in charged.items() if client != SERVER_ID}
     return [whole, _debited(records, own), *_models(folder, job, records, own), *_contents(folder, records, charged)]
+
+
+def _writes_no_transcript(folder: Path) -> bool:
+    """True if config.yaml turns the transcript off; a damaged or missing one, which has a check of its own, does not."""
+    try:
+        return bool(summary.run_settings(folder)["output"]["transcript"] == "off")
+    except ConfigError:
+        return False
 
 
 def _debited(records: list[transcript.Record], charged: dict[int, list[Any]]) -> Check:

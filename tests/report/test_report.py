@@ -381,6 +381,37 @@ def test_later_line_of_a_round_wins(tmp_path: Path) -> None:
     assert read_run(folder).observed[1]["accuracy_mean"] == 0.125
 
 
+def test_a_second_line_without_answers_adds_bytes_and_seconds_alone(tmp_path: Path) -> None:
+    """A resumed coordinator writes what it sent and received to resume the run, for a round that was complete."""
+    folder = write_start(tmp_path / "run")
+    write_round(folder, 1, 40, missing=(7,))
+    first = read_run(folder).served[1]
+    again = {
+        "view": "server",
+        "round": 1,
+        "seconds": 1.0,
+        "paused_s": 0.5,
+        "bytes_up": 10,
+        "bytes_down": 20,
+        "answered": 0,
+        "missing": [],
+    }
+    write_lines(folder / "metrics.jsonl", [again])
+    sums = {"seconds": 5.1, "paused_s": 0.5, "bytes_up": 10 + first["bytes_up"], "bytes_down": 20 + first["bytes_down"]}
+    assert read_run(folder).served[1] == {**first, **sums}
+
+
+def test_rounds_and_clients_of_a_run_are_those_of_the_signed_job_before_its_first_round(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run", rounds=40)
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(config.replace("rounds: 40", "rounds: 50"), encoding="utf-8")
+    (folder / "experiment.json").unlink()
+    view = read_run(folder)
+    assert (view.rounds, view.clients, view.true_clusters) == (40, 21, [])
+    (folder / "protocol.json").unlink()
+    assert (read_run(folder).rounds, read_run(folder).clients) == (50, 0)
+
+
 def test_groups_take_the_colour_of_their_true_cluster(finished: Path) -> None:
     view = read_run(finished)
     # The server numbers its groups 1, 2, 3, 0 where the truth is 0, 1, 2, 3.

@@ -92,6 +92,15 @@ def test_epsilons_that_are_computed_later_reach_the_tracker_at_the_end(with_epsi
     assert base.result(with_epsilon)["final/server/epsilon_spent"] == pytest.approx(spent[3])
 
 
+def test_a_tracker_of_a_resumed_part_gets_no_late_epsilons_of_the_rounds_before(with_epsilon: dpcfl.Run) -> None:
+    recorder = Recorder()
+    recorder.begin(with_epsilon, first_round=3)
+    recorder.end(with_epsilon)
+    assert [what[:2] for name, what in recorder.calls if name == "log"] == [
+        (3, {"server/epsilon_spent": with_epsilon.rounds[-1].epsilon_spent})
+    ]
+
+
 def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path: Path) -> None:
     broken, whole = Recorder(fails_at=2), Recorder()
     run = dpcfl.run(TINY, tmp_path, "in-process", callbacks=[broken, whole], progress=False)

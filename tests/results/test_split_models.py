@@ -95,3 +95,12 @@ def test_a_record_of_the_server_that_is_no_message_is_a_problem(protocol, tmp_pa
     assert split_models(Given([], [], [7]), protocol, tmp_path / "clusters.jsonl") == [
         "record 7 of the transcript is no message of this protocol"
     ]
+
+
+def test_models_of_the_first_round_are_compared_by_the_assignment_after_it(keys, tmp_path):
+    protocol = protocol_of(keys, {"name": "r-dpcfl", "clusters": 2})
+    line = {"view": "server", "round": 1, "assignment": [0, 0, 1, 1], "clusters": 2}
+    (tmp_path / "clusters.jsonl").write_text(json.dumps(line) + "\n")
+    for models, split in (("aabb", []), ("abbb", ["round 1 train: clients 0 and 1 of cluster 0 were given different models"])):
+        tasks = [task_of(client, 1, "train", model) for client, model in enumerate(models)]
+        assert split_models(Given(tasks, tasks, []), protocol, tmp_path / "clusters.jsonl") == split

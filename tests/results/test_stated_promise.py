@@ -88,3 +88,26 @@ def test_a_run_without_a_statement_has_nothing_to_compare(with_epsilon: dpcfl.Ru
     assert stated(folder) == Check(WHAT, None, "not checked: there is no run.json")
     (folder / "run.json").write_text("{")
     assert stated(folder).holds is False
+
+
+def test_a_damaged_configuration_is_a_check_that_fails_also_without_a_transcript(
+    with_epsilon: dpcfl.Run, tmp_path: Path
+) -> None:
+    """It ended the command before any check."""
+    assert not (with_epsilon.path / "transcript.msgpack").exists()
+    folder = Path(shutil.copytree(with_epsilon.path, tmp_path / "run"))
+    whole = {check.what: check.holds for check in verify_run(folder)}
+    config = (folder / "config.yaml").read_text()
+    for damage in (config.replace("ledger:", "book:"), "x: [", None):
+        (folder / "config.yaml").unlink()
+        if damage is not None:
+            (folder / "config.yaml").write_text(damage)
+        found = {check.what: check.holds for check in verify_run(folder)}
+        unknown = {
+            "config.yaml is the configuration of the signed job": None if damage is None else False,
+            "transcript: hash chain whole": False,
+        }
+        assert (found, {key: whole[key] for key in unknown}) == (
+            {**whole, **unknown},
+            dict(zip(unknown, (True, None), strict=True)),
+        )
