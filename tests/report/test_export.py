@@ -82,7 +82,7 @@ def test_what_an_earlier_export_left_is_removed_and_other_files_stay(run: Path, 
     out = tmp_path / "out"
     export(run, out)
     stale = ["models/cluster_1.safetensors", "models/base.safetensors", "figures/choices.svg", "figures/diagnostics-x.svg"]
-    other = ["models/mine.safetensors", "figures/mine.svg", "notes.csv"]
+    other = ["models/mine.safetensors", "models/cluster_1_of_mine.safetensors", "figures/mine.svg", "notes.csv"]
     for name in [*stale, *other]:
         (out / name).write_text("")
     written = export(run, out)

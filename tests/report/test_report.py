@@ -462,6 +462,9 @@ def test_a_result_says_how_many_clusters_were_found_and_how_far_it_came(tmp_path
     merged = [0 if cluster == 1 else cluster for cluster in true]
     write_lines(folder / "clusters.jsonl", [{"view": "server", "round": 2, "assignment": merged}])
     assert ", 2 of 4 clusters found, running after 2 rounds" in result_line(read_run(folder))
+    unassigned = [None if cluster == 0 else cluster for cluster in true]
+    write_lines(folder / "clusters.jsonl", [{"view": "server", "round": 2, "assignment": unassigned}])
+    assert ", 3 of 4 clusters found" in result_line(read_run(folder)), "clients without a cluster are none"
     other = write_start(tmp_path / "other")
     write_round(other, 1, 40)
     assert result_line(read_run(other)).endswith("running after 1 round")

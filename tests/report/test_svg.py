@@ -85,6 +85,12 @@ def test_a_logarithmic_axis_has_equal_steps_for_equal_factors() -> None:
     assert ticks(svg, "x") == ["0.001", "0.01", "0.1", "1", "10"]
 
 
+def test_a_line_breaks_at_a_number_that_a_logarithmic_axis_does_not_hold() -> None:
+    path = marks(drawn([line(x=[0.1, 0, -1, 10], y=[1, 1, 1, 1])], xaxis=axis("x", type="log"))).find(f".//{SVG}path")
+    assert path is not None
+    assert (len(corners(path.attrib["d"])), path.attrib["d"].count("M")) == (2, 2)
+
+
 def test_bars_stand_side_by_side_or_on_each_other() -> None:
     data = [{"type": "bar", "name": name, "x": [1, 2], "y": [2, 3], "marker": {"color": "@c1"}} for name in "ab"]
     sides = [corners(path.attrib["d"])[0][0] for path in marks(drawn(data, barmode="group")).iter(f"{SVG}path")]

@@ -115,6 +115,7 @@ def test_settings_hold_the_configuration_without_secrets(in_process: dpcfl.Run) 
     assert (found["privacy.epsilon"], found["data.dataset"], found["algorithm.name"]) == (5, "digits", "dp-ifca")
     assert SEED in (in_process.path / "config.yaml").read_text()
     assert SEED not in json.dumps(found)
+    assert None not in found.values()
 
 
 def test_watch_gives_all_rounds_to_a_tracker_and_writes_nothing_into_the_run(in_process: dpcfl.Run) -> None:
