@@ -473,6 +473,20 @@ def test_a_result_says_how_many_clusters_were_found_and_how_far_it_came(tmp_path
     assert cluster_sizes(read_run(folder)).spec is None
 
 
+def test_a_finished_run_without_a_final_accuracy_does_not_borrow_that_of_an_earlier_round(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 2)
+    (folder / "run.json").write_text(
+        json.dumps({**run_json(rounds_done=3), "final": {"accuracy_mean": None}}), encoding="utf-8"
+    )
+    assert result_line(read_run(folder)).startswith("R-DPCFL: no final accuracy at epsilon 5")
+
+
+@pytest.mark.parametrize(("spent", "said"), [(4.999, "all of it spent"), (4.98, "of which 4.98 is spent")])
+def test_what_is_spent_is_all_of_epsilon_if_it_is_printed_alike(spent: float, said: str) -> None:
+    promise = dict(privacy_facts(privacy(epsilon_spent=spent)))["Promise"]
+    assert promise.startswith(f"epsilon 5 at delta 0.0001, {said}")
+
+
 def test_no_facts_of_privacy_without_a_finite_epsilon(tmp_path: Path) -> None:
     text = own_part(write_report(write_run(tmp_path / "run", 2, privacy=privacy(epsilon=None))))
     assert "at epsilon inf" in text

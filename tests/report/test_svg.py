@@ -102,6 +102,24 @@ def test_bars_stand_side_by_side_or_on_each_other() -> None:
     assert tops[0][1] == pytest.approx(tops[2][1] + tall, abs=0.2)
 
 
+def test_three_bars_of_a_place_add_up_or_stand_around_its_tick() -> None:
+    data = [{"type": "bar", "name": name, "x": ["p", "q"], "y": [2, 3], "marker": {"color": "@c1"}} for name in "abc"]
+    bars = [path.attrib["d"] for path in marks(drawn(data, barmode="stack")).iter(f"{SVG}path")]
+    tops, tall = [corners(bar)[0][1] for bar in bars], [float(re.findall(r"v(-?[\d.]+)", bar)[0]) for bar in bars]
+    assert tops[2] == pytest.approx(tops[4] + tall[4], abs=0.3)
+    svg = drawn(data, barmode="group")
+    bars = [path.attrib["d"] for path in marks(svg).iter(f"{SVG}path")]
+    middle = corners(bars[2])[0][0] + float(re.findall(r"h(-?[\d.]+)", bars[2])[0]) / 2
+    (label, *_) = svg.findall(f".//{SVG}g[@class='ticks x']/{SVG}text")
+    assert middle == pytest.approx(float(label.attrib["x"]), abs=0.2)
+
+
+def test_ticks_have_the_digits_that_tell_them_apart() -> None:
+    shown = ticks(drawn([line(y=[0.1, 0.15, 0.2])]), "y")
+    assert len({*shown}) == len(shown) >= 2
+    assert all(re.fullmatch(r"0\.\d\d", label) for label in shown), shown
+
+
 def test_labels_are_thinned_out_until_they_have_room() -> None:
     names = [f"a rather long name {k}" for k in range(30)]
     shown = ticks(drawn([line(x=names, y=list(range(30)))], xaxis=axis("x", type="category")), "x")
