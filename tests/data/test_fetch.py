@@ -258,7 +258,10 @@ def test_a_signal_removes_the_incomplete_file(shop, tmp_path, number):
     shop.stalled = threading.Event()
     root = tmp_path / "data"
     command = [sys.executable, "-m", "dpcfl_net", "data", "fetch", "cifar10", "--root", str(root), "--mirror", shop.address]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a background job of a shell ignores INT, nohup HUP
+    )  # fmt: skip
     try:
         deadline = time.monotonic() + 60
         while not any(root.glob(f".fetch-*/{remote.name}")):
