@@ -13,7 +13,7 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.3  # between looks at a run that is watched, unless a signal interrupts
-AGAIN_S = 1.0  # from the first signal to one that shows that `check` is not reached
+AGAIN_S = 1.0  # from a signal to the next one that shows that `check` is not reached
 
 
 class Interrupts:
@@ -29,7 +29,7 @@ class Interrupts:
         self.count = 0
         self._until_exit = until_exit
         self._raising = self._again = False
-        self._first = 0.0
+        self._since = 0.0  # time of the first signal, or of the last one that raised
         self._before: dict[signal.Signals, Any] = {}
         self._read = self._write = self._wakeup = -1
 
@@ -75,7 +75,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising_again(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt at once inside the block if a signal comes a second after the first, for work that may never end."""
+        """Raise KeyboardInterrupt inside the block if a signal comes a second after the first, for work that may never end.
+
+        The block then has a second to close its files before a further signal raises again.
+        """
         self._again = True
         try:
             yield
@@ -84,8 +87,12 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        self._first = self._first or time.monotonic()
-        if self._raising or (self._again and time.monotonic() - self._first >= AGAIN_S):
+        now = time.monotonic()
+        self._since = self._since or now
+        again = self._again and now - self._since >= AGAIN_S
+        if again:
+            self._since = now
+        if self._raising or again:
             raise KeyboardInterrupt
 
 

@@ -281,7 +281,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
 
 
 def _writes_no_transcript(folder: Path) -> bool:
-    """True if config.yaml turns the transcript off; a damaged or missing one, which has a check of its own, does not."""
+    """True if config.yaml turns the transcript off; False if it is damaged or missing, which other checks report."""
     try:
         return bool(summary.run_settings(folder)["output"]["transcript"] == "off")
     except ConfigError:

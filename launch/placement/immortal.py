@@ -34,9 +34,8 @@ def keep_for_ever() -> int:
     changed = 0
     for one in _objects():  # the list holds them: at the address of an object that was freed there may be another
         count = _count(id(one))
-        if (
-            count.value != _IMMORTAL
-        ):  # not written again: that would copy a page that a parent process has in common with this one
+        # Not written again: that would copy a page that a parent process has in common with this one.
+        if count.value != _IMMORTAL:
             count.value = _IMMORTAL
             changed += 1
     return changed

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import dpcfl_net as api
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.federation.client import Client
+from dpcfl_net.launch import interrupts as launch_interrupts
 from dpcfl_net.launch.cli.run import report
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
@@ -347,6 +349,20 @@ def test_a_second_ctrl_c_ends_a_client_step_that_does_not_end(tmp_path):
     assert (process.returncode, error) == (0, "")
     assert out.splitlines()[-1] == f"stopped; resume with dpcfl.resume('{folder}')"
     assert api.open_run(folder).state == "interrupted"
+
+
+def test_a_run_has_a_second_to_end_after_a_signal_that_interrupts_a_step(monkeypatch):
+    """A third Ctrl-C at once would interrupt the closing of ledgers."""
+    now = [10.0]
+    monkeypatch.setattr(launch_interrupts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    raised = []
+    with launch_interrupts.Interrupts() as interrupts, interrupts.raising_again():
+        for now[0] in (10.0, 10.5, 11.5, 11.6, 12.4, 12.6):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raised.append(now[0])
+    assert raised == [11.5, 12.6]
 
 
 def test_a_failure_names_its_folder_and_what_the_library_refuses_is_its_own_error(tmp_path):

@@ -239,7 +239,7 @@ def test_joining_waits_for_no_client_that_is_lost(job):
             fed.join_timeout_s = 1000
             with pytest.raises(RunFailed, match=r"^clients \[2, 3\] are lost$"):
                 fed.join()
-            assert len(pauses.began) == len(pauses.ended) == 1  # the second time, nobody could end a pause
+            assert len(pauses.began) == len(pauses.ended) == 1  # the second time, no client is left that could end a pause
         finally:
             for actor in more:
                 actor.stop.set()
