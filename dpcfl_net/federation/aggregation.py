@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpcfl_net.core import buffers
 
-# numpy converts float32 to float64 in a buffer, in pieces of this many elements. Beside sums of more than LARGE parameters, which
-# leave no room in the second level of the cache, a buffer within the first level halves the time of an addition.
-CONVERTED, LARGE = 512, 1 << 17
-WEIGHTED = 1 << 16  # parameters that are multiplied by a weight at a time
-BLOCK = 1 << 19  # parameters whose mean is computed at a time: their sums stay in the processor's cache
+BLOCK = 1 << 16  # parameters added at a time: their sums stay in the second level of the processor's cache
+LARGE = 1 << 17  # parameters of a model whose sums do not
 HELD = 8  # updates of large models that are added together: each pass reads and writes the sums, twice the bytes of an update
 
 
@@ -56,17 +52,11 @@ class RunningMean:
         if not self.count:
             self._begin(updates[0][1].shape)
         weights = [1.0 if self._weights is None else float(self._weights[client]) for client, _ in updates]
-        if self._weights is None:
-            with _conversions(self._total.size):
-                for at in range(0, self._total.size, BLOCK):
-                    total = self._total[at : at + BLOCK]
-                    for _, update in updates:
-                        total += update[at : at + BLOCK]
-        else:
-            for at in range(0, self._total.size, WEIGHTED):
-                total = self._total[at : at + WEIGHTED]
-                for weight, (_, update) in zip(weights, updates, strict=True):
-                    total += weight * update[at : at + WEIGHTED].astype(np.float64)
+        for at in range(0, self._total.size, BLOCK):
+            total = self._total[at : at + BLOCK]
+            for weight, (_, update) in zip(weights, updates, strict=True):
+                part = update[at : at + BLOCK]
+                total += part if self._weights is None else weight * part.astype(np.float64)
         for weight in weights:
             self._share += weight
         self.count += len(updates)
@@ -99,8 +89,7 @@ class RunningMean:
         if not self.count:
             raise ValueError("no update to average")
         mean = buffers.array(self._total.shape, np.float32)
-        with _conversions(mean.size):
-            np.divide(self._total, self._share, out=mean, casting="same_kind")  # rounds once, without a float64 copy
+        np.divide(self._total, self._share, out=mean, casting="same_kind")  # rounds once, without a float64 copy
         return mean
 
 
@@ -222,29 +211,14 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
     ordered = [updates[client] for client in sorted(updates)]
     found = buffers.array(ordered[0].shape, np.float32)
     sums = np.empty(min(BLOCK, found.size))
-    with _conversions(sums.size):
-        for at in range(0, found.size, BLOCK):
-            block = found[at : at + BLOCK]
-            total = sums[: block.size]
-            total.fill(0.0)
-            for update in ordered:
-                total += update[at : at + BLOCK]
-            np.divide(total, len(ordered), out=block, casting="same_kind")
+    for at in range(0, found.size, BLOCK):
+        block = found[at : at + BLOCK]
+        total = sums[: block.size]
+        total.fill(0.0)
+        for update in ordered:
+            total += update[at : at + BLOCK]
+        np.divide(total, len(ordered), out=block, casting="same_kind")
     return found
-
-
-def _conversions(parameters: int) -> AbstractContextManager[None]:
-    """Make the context in which numpy converts so many parameters."""
-    return _conversion_buffer(CONVERTED) if parameters > LARGE else nullcontext()
-
-
-@contextmanager
-def _conversion_buffer(elements: int) -> Iterator[None]:
-    before = np.setbufsize(elements)
-    try:
-        yield
-    finally:
-        np.setbufsize(before)
 
 
 def chosen_row(release: Mapping[str, np.ndarray], count: int) -> int | None:

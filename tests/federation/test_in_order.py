@@ -76,11 +76,11 @@ def test_a_running_mean_has_the_bits_of_a_sum_in_client_order():
     assert np.allclose(weighted.value(), exact, rtol=1e-6)
 
 
-def test_a_long_mean_has_the_bits_of_sums_over_whole_updates_and_leaves_the_buffer_of_numpy():
+def test_a_long_mean_has_the_bits_of_sums_over_whole_updates():
     rng = np.random.default_rng(2)
     updates = rng.standard_normal((3, BLOCK + 1000), dtype=np.float32)
     weights = {0: 0.1, 1: 7.0, 2: 1e-3}
-    plain, weighted, before = RunningMean(), RunningMean(weights), np.getbufsize()
+    plain, weighted = RunningMean(), RunningMean(weights)
     for mean_of in (plain, weighted):
         mean_of.add([(0, updates[0])])
         mean_of.add([*enumerate(updates)][1:])
@@ -89,7 +89,6 @@ def test_a_long_mean_has_the_bits_of_sums_over_whole_updates_and_leaves_the_buff
     assert np.array_equal(weighted.sums[1], weights[0] * exact[0] + weights[1] * exact[1] + weights[2] * exact[2])
     assert np.array_equal(plain.value(), (plain.sums[1] / 3).astype(np.float32))
     assert np.array_equal(plain.value(), mean(dict(enumerate(updates))))
-    assert np.getbufsize() == before
 
 
 def test_a_model_without_an_update_stays():
