@@ -57,7 +57,9 @@ def role_environment(extra: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment of coordinator and observer: the variables above and those named in `extra`."""
     names = {*_PASSED, *extra}
     passed = {name: value for name, value in os.environ.items() if name in names or name.startswith(_PASSED_PREFIXES)}
-    return passed | _SINGLE_THREAD
+    # glibc moves these away, and setproctitle looks for the arguments in front of the first variable: processes had no titles.
+    last = {name: passed.pop(name) for name in ("GLIBC_TUNABLES",) if name in passed}
+    return passed | _SINGLE_THREAD | last
 
 
 def worker_environment() -> dict[str, str]:

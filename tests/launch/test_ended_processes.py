@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,20 @@ def test_an_agent_sends_the_end_of_a_log_with_the_message_that_it_lacks(tmp_path
     log.write_text("RunFailed: disk\n")
     assert end_of_log(log, 0, "RunFailed: disk") == "RunFailed: disk\n"
     assert end_of_log(tmp_path / "none", 0, "RunFailed: disk") == "RunFailed: disk"
+
+
+def test_processes_have_titles_whatever_the_first_variable_of_the_environment(tmp_path, monkeypatch):
+    """`dpcfl bench` and faults of processes find them by title."""
+    monkeypatch.setattr(os, "environ", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", **os.environ})
+    server, start = ForkServer(), start_of("test_ended_processes:rest", 600, role_environment())
+    try:
+        forked = server.fork("client 0", start, tmp_path / "log")
+        try:
+            process, deadline = psutil.Process(forked.pid), time.monotonic() + 60
+            while "client 0" not in process.cmdline()[0] and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert process.cmdline()[0] == "dpcfl client 0"
+        finally:
+            forked.close()
+    finally:
+        server.close()
