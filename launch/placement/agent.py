@@ -314,12 +314,15 @@ def _problem(error: DpcflError | OSError) -> DpcflError:
 
 @contextlib.contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder, so that two agents never run the same client. Waits up to LOCK_S for an agent that is ending."""
+    """Lock the folder, so that two agents never run the same client.
+
+    Waits up to LOCK_S for an agent that is ending. One whose connection is lost may see it only later: restarts of the workers try again.
+    """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(RunFolder(folder).lock, timeout_s=LOCK_S))
         except TimeoutError:
-            raise ConfigError(f"{folder} is in use by another agent") from None
+            raise RunFailed(f"{folder} is in use by another agent") from None
         yield
 
 

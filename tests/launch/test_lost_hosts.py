@@ -1,14 +1,21 @@
-"""A connection to a host that ends at the moment at which a process is started there."""
+"""Connections to hosts that are lost: while a process is started there, and without the agent there seeing it."""
 
 from __future__ import annotations
 
 import threading
 import time
 
+import pytest
+from agent_reports import reports_of
+
 from dpcfl_net import __version__
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.locks import locked
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.launch.placement import agent as agent_module
 from dpcfl_net.launch.placement import remote
 from dpcfl_net.launch.placement.base import ClientRange
-from dpcfl_net.launch.placement.messages import AgentHello, StartWorker, read_command
+from dpcfl_net.launch.placement.messages import AgentHello, PrepareKeys, PublicKeys, StartWorker, read_command
 from dpcfl_net.launch.placement.remote import Host, HostAgent
 
 
@@ -59,3 +66,15 @@ def test_a_worker_that_starts_while_its_host_is_lost_runs_once_and_is_known(tmp_
     agent.join(60)
     assert handle.poll() is not None
     handle.close()
+
+
+def test_a_host_whose_previous_agent_still_holds_the_folder_is_tried_again(tmp_path, monkeypatch):
+    """The next agent ended with the code of a configuration that no restart helps, which ended the run."""
+    monkeypatch.setattr(agent_module, "LOCK_S", 0.1)
+    keys = PrepareKeys(clients=[3], existing=False)
+    reports_of(tmp_path, keys)
+    again = keys.model_copy(update={"existing": True})
+    with locked(RunFolder(tmp_path).lock), pytest.raises(RunFailed, match="is in use by another agent") as refused:
+        reports_of(tmp_path, again)
+    assert refused.value.exit_code not in (2, 3)  # a worker pool starts no process again after these
+    assert isinstance(reports_of(tmp_path, again)[-1], PublicKeys)
