@@ -138,8 +138,10 @@ class HostAgent:
     def set_job(self, job: SetJob) -> None:
         """Send the job now and after every reconnection, with the counters of the copied ledgers at that time."""
         self.begin()
-        self._job = job
-        self.send(self._with_counters(job))
+        with self._lock:
+            self._job = job
+            if self._answered:  # else it follows the first report
+                self._send_locked(self._with_counters(job))
 
     def _with_counters(self, job: SetJob) -> SetJob:
         """Name the newest copied line of each client's ledger: the host must hold it before a worker starts."""
@@ -274,9 +276,9 @@ class HostAgent:
     def _on_hello(self, hello: AgentHello, connection: HostConnection) -> None:
         if hello.version != __version__:
             raise Refused("version", f"dpcfl_net {hello.version} is installed there, {__version__} on this machine")
-        first: list[Message] = [] if self._known is None else [self._known]
-        first += [] if self._job is None else [self._with_counters(self._job)]
         with self._lock:
+            first: list[Message] = [] if self._known is None else [self._known]
+            first += [] if self._job is None else [self._with_counters(self._job)]
             for command in [*first, *self._queued]:
                 connection.send(command.line())
             self._queued.clear()
