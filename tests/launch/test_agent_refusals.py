@@ -1,0 +1,193 @@
+"""What an agent refuses of its launcher, and what a launcher refuses of an agent, whose host may be hostile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from agent_reports import reports_of
+
+from dpcfl_net import __version__
+from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
+from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.placement.base import ClientRange
+from dpcfl_net.launch.placement.messages import (
+    FILES,
+    AgentError,
+    AgentHello,
+    AggregatorListens,
+    LedgerUpdate,
+    Message,
+    PrepareKeys,
+    PublicKeys,
+    SetJob,
+    StartWorker,
+    read_report,
+)
+from dpcfl_net.launch.placement.placements import KeyOwners
+from dpcfl_net.launch.placement.remote import Host, HostAgent
+from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
+from dpcfl_net.transport.keys import client_key, public_path
+
+COUNTER = f"0 {64 * '0'}\n"
+
+
+# an agent
+
+
+def job(files: set[str]) -> SetJob:
+    return SetJob(
+        files=dict.fromkeys(files, "{}"), operator_key="k", connect="tcp://127.0.0.1:9", observer="tcp://127.0.0.1:9",
+        runtime=RuntimeSettings(), data_root=None, firsts=[3],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("files", [FILES - {min(FILES)}, FILES | {"../outside"}])
+def test_a_job_of_other_files_is_refused_and_not_stored(tmp_path, files):
+    keys = PrepareKeys(clients=[3], existing=False)
+    with pytest.raises(Refused, match="agent-line: a job must hold"):
+        reports_of(tmp_path / "run", keys, job(files))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"keys", ".lock"}
+    assert [*tmp_path.iterdir()] == [tmp_path / "run"]
+
+
+def test_a_worker_of_no_job_is_refused(tmp_path):
+    with pytest.raises(Refused, match="agent-line: a worker was started before the job was set"):
+        reports_of(tmp_path / "run", PrepareKeys(clients=[3], existing=False), StartWorker(first=3, count=1, group=False))
+
+
+def test_a_client_that_ran_elsewhere_gets_no_new_keys(tmp_path):
+    """With them it could start with an empty ledger, and spend its budget a second time."""
+    reports_of(tmp_path / "run", PrepareKeys(clients=[3], existing=False))
+    with pytest.raises(Refused, match="stranger: no keys and ledger of client 4"):
+        reports_of(tmp_path / "run", PrepareKeys(clients=[3, 4], existing=True))
+    assert not [*tmp_path.rglob("client_0004*")]
+
+
+@pytest.mark.parametrize(("run", "node"), [("../r", "a"), ("r", "a/b")])
+def test_a_name_that_leaves_the_root_is_refused(tmp_path, run, node):
+    words = [sys.executable, "-P", "-m", "dpcfl_net.launch.placement.agent"]
+    line = PrepareKeys(clients=[0], existing=False).line()
+    done = subprocess.run(
+        [*words, "--root", tmp_path / "root", "--run", run, "--node", node],
+        input=line,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    report = read_report(done.stdout.splitlines()[-1])
+    assert isinstance(report, AgentError)
+    assert "is not a valid name" in report.reason
+    assert report.code == done.returncode == 2
+    assert not [*tmp_path.iterdir()]
+
+
+# a launcher
+
+
+class Connection:
+    """A connection to an agent that says hello at once, and more once it has been sent a command."""
+
+    def __init__(self, *reports: Message) -> None:
+        self._reports, self._asked, self._ends = reports, threading.Event(), threading.Event()
+
+    def send(self, data):
+        self._asked.set()
+
+    def reports(self):
+        yield AgentHello(version=__version__, host="far", cores=1, memory=1, gpus=[]).line()
+        self._asked.wait(60)
+        yield from (report.line() for report in self._reports)
+        self._ends.wait(60)
+
+    def failure(self):
+        return "the connection was lost"
+
+    def hang_up(self):
+        self._ends.set()
+        self._asked.set()
+
+    def close(self, patience_s):
+        self.hang_up()
+
+
+def connected(*reports: Message) -> HostAgent:
+    """A host with client 3, which reports this once it has a command."""
+    agent = HostAgent(Host("far", lambda: Connection(*reports)))
+    agent.keys = {3: "k"}
+    agent.open()
+    agent.wait_for(agent.has_answered, 60)
+    return agent
+
+
+def refused(agent: HostAgent, command: Message) -> str:
+    """Why the launcher ends the connection after the reports."""
+    agent.send(command)
+    with pytest.raises(RunFailed) as found:
+        agent.wait_for(lambda: False, 60)
+    agent.join(60)
+    return str(found.value)
+
+
+def test_other_keys_than_those_of_the_job_are_refused():
+    agent = connected(PublicKeys(keys={3: "other"}))
+    agent.begin()
+    assert "keys: the keys on the host differ from those in the job" in refused(
+        agent, StartWorker(first=3, count=1, group=False)
+    )
+    assert agent.keys == {3: "k"}
+
+
+def test_a_ledger_of_a_client_of_another_host_is_not_copied(tmp_path):
+    """Its host would be refused afterwards: its ledger would lack the lines of the copy."""
+    agent = connected(LedgerUpdate(client=4, at=0, lines="{}\n", counter=COUNTER))
+    agent.ledgers = tmp_path
+    assert "a ledger of client 4, which is not on this host" in refused(agent, StartWorker(first=3, count=1, group=False))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_worker_whose_ledger_lacks_copied_lines_ends_with_a_code_after_which_none_starts(tmp_path):
+    agent = connected(LedgerUpdate(client=3, at=0, lines="{}\n", counter=COUNTER))
+    agent.ledgers = tmp_path / "ledgers"
+    copy = agent.ledgers / client_key(3) / "ledger.jsonl"
+    copy.parent.mkdir(parents=True)
+    copy.write_text('{"copied": 1}\n')
+    handle = agent.start(ClientRange(range(3, 4)), tmp_path / "log")
+    assert handle.wait(60) == 3
+    assert "ledger-rolled-back: the ledger of client 3" in handle.log_path.read_text()
+    assert copy.read_text() == '{"copied": 1}\n'
+    handle.close()
+
+
+def test_an_aggregator_that_was_not_started_does_not_listen():
+    agent = connected(AggregatorListens(address="tcp://127.0.0.1:9"))
+    assert "a report of an aggregator that was not started" in refused(agent, StartWorker(first=3, count=1, group=False))
+
+
+# a resumed run
+
+OWNERS = KeyOwners(clients=2, size=1, identities=False, groups=())
+
+
+def test_a_resumed_run_needs_its_hosts(tmp_path):
+    placement = RemotePlacement([Host("a", lambda: pytest.fail("contacted"))], ListenAddress("127.0.0.1"), assigned=["a", "b"])
+    with pytest.raises(ConfigError, match="this run has clients on b: these hosts are not in the current list"):
+        placement.make_keys(tmp_path, OWNERS)
+
+
+def test_a_resumed_run_keeps_the_keys_of_its_job(tmp_path):
+    keys = {client: public_path(tmp_path, client_key(client)) for client in range(2)}
+    for path in keys.values():
+        path.parent.mkdir()
+        path.write_text("k\n")
+    host = Host("a", lambda: Connection(PublicKeys(keys={0: "k", 1: "other"})))
+    placement = RemotePlacement([host], ListenAddress("127.0.0.1"), assigned=["a", "a"])
+    placement.open()
+    try:
+        with pytest.raises(Refused, match=r"client_0001.public on a differs from the key in the job"):
+            placement.make_keys(tmp_path, OWNERS)
+    finally:
+        placement.close()
+    assert [path.read_text() for path in keys.values()] == ["k\n", "k\n"]
