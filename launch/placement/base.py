@@ -150,14 +150,8 @@ class Role(Protocol):
 class Launcher(Protocol):
     """Starts workers of one job, which connect to a running coordinator."""
 
-    def capacity(self) -> list[Node]:
-        """Return the hosts on which workers can run."""
-
     def start(self, process: ClientRange) -> Handle:
         """Start a worker process. A client that ran before continues with its ledger; without its ledger it is refused."""
-
-    def close(self) -> None:
-        """End all workers that still run."""
 
 
 def _line_of(last: str, log: list[str]) -> str:

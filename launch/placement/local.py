@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGTERM
+from signal import SIGKILL
 from types import MappingProxyType
 
 from dpcfl_net.core import open_files
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import ClientRange, Node
-from dpcfl_net.launch.placement.child import Child, start_of, worker_environment
+from dpcfl_net.launch.placement.child import Child, start_of, stop, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE, GROUP_MAIN, WORKER_MAIN
 from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
 from dpcfl_net.training.devices import CPU, Device
@@ -53,6 +52,11 @@ class LocalHandle:
     def reason(self) -> str:
         """See `base.Handle`."""
         return self._child.reason
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._child.sentinel < 0
 
     def poll(self) -> int | None:
         """See `base.Handle`."""
@@ -107,10 +111,6 @@ class LocalLauncher:
         self._spec, self._logs, self._devices, self._namespaces = spec, logs, devices, namespaces
         self._started: list[LocalHandle] = []
 
-    def capacity(self) -> list[Node]:
-        """See `base.Launcher`."""
-        return [local_node()]
-
     def connect_to(self, address: str) -> None:
         """Set the address that workers connect to from now on.
 
@@ -137,30 +137,17 @@ class LocalLauncher:
             handle = LocalHandle(child, sender)
         else:
             handle = LocalHandle(self._fork(process, WORKER_MAIN, worker), None)
-        self._started = [*(other for other in self._started if other.poll() is None), handle]
+        self._started = [*(other for other in self._started if not other.closed), handle]
         return handle
 
     def close(self) -> None:
-        """See `base.Launcher`."""
-        end(self._started)
+        """End all workers that still run."""
+        stop(self._started, STOP_S)
 
     def _fork(self, process: ClientRange, main: str, worker: WorkerSpec, *descriptors: int) -> Child:
         argument = GroupSpec(worker, FIRST_FREE) if descriptors else worker
         start = start_of(main, argument, worker_environment())
         return parents.fork_worker(process.title, start, self._logs / process.log, descriptors)
-
-
-def end(handles: Sequence[LocalHandle]) -> None:
-    """End workers: SIGTERM, and SIGKILL after `STOP_S` seconds."""
-    for handle in handles:
-        handle.signal(SIGTERM)
-        handle.signal(SIGCONT)  # a stopped process does not receive SIGTERM
-    deadline = time.monotonic() + STOP_S
-    for handle in handles:
-        if handle.wait(max(0.05, deadline - time.monotonic())) is None:
-            handle.kill()
-            handle.wait()
-        handle.close()
 
 
 def local_node() -> Node:

@@ -27,6 +27,7 @@ from dpcfl_net.transport.keys import (
 )
 
 if TYPE_CHECKING:
+    from dpcfl_net.launch.placement.local import LocalLauncher
     from dpcfl_net.launch.placement.slot_folder import SlotFolder
 
 
@@ -118,7 +119,7 @@ class LocalPlacement:
     """All workers on this machine, connected over loopback."""
 
     def __init__(self) -> None:
-        self._launcher: Launcher | None = None
+        self._launcher: LocalLauncher | None = None
         self._devices: list[str] = []
         self._slots: SlotFolder | None = None
 

@@ -352,17 +352,9 @@ class RemoteLauncher:
     def __init__(self, agents: Mapping[int, HostAgent], logs: Path) -> None:
         self._agents, self._logs = agents, logs
 
-    def capacity(self) -> list[Node]:
-        """See `base.Launcher`."""
-        return [node_of(agent) for agent in dict.fromkeys(self._agents.values())]
-
     def start(self, process: ClientRange) -> RemoteHandle:
         """See `base.Launcher`."""
         return self._agents[process.clients[0]].start(process, self._logs / process.log)
-
-    def close(self) -> None:
-        """See `base.Launcher`."""
-        close_all(list(dict.fromkeys(self._agents.values())))
 
 
 def close_all(agents: Sequence[HostAgent]) -> None:

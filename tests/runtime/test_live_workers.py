@@ -26,7 +26,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, ClientPool
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import bench_live
-from dpcfl_net.launch.placement import worker_pool
+from dpcfl_net.launch.placement import parents, worker_pool
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.child import Child
 from dpcfl_net.launch.placement.local import LocalLauncher
@@ -290,6 +290,33 @@ def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(handle.sentinel)
     launcher.close()
+
+
+class Alive:
+    """A process that does not end; counts looks at it."""
+
+    log, reason, sentinel = Path("log"), "", 9
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.looks += 1
+
+
+def test_the_start_of_a_worker_looks_at_none_of_those_that_run(tmp_path, monkeypatch):
+    """The looks took two seconds of processor time at the start of a thousand workers."""
+    children: list[Alive] = []
+
+    def fork(*_: object) -> Alive:
+        children.append(Alive())
+        return children[-1]
+
+    monkeypatch.setattr(parents, "fork_worker", fork)
+    launcher = LocalLauncher(WorkerSpec(tmp_path, 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path), tmp_path, {})
+    for client in range(100):
+        launcher.start(ClientRange(range(client, client + 1)))
+    assert (len(children), sum(child.looks for child in children)) == (100, 0)
 
 
 # whole runs
