@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -128,6 +129,10 @@ class Child:
             return LOST
 
 
+class EndedEarly(RunFailed):
+    """A process ended while it was forked, as by a kill for lack of memory."""
+
+
 class ForkServer:
     """A fork server, as the launcher uses it; see `fork_server`.
 
@@ -198,6 +203,7 @@ class ForkServer:
             descriptors: Descriptors that it gets; the first one is `fork_server.FIRST_FREE` there, and so on.
 
         Raises:
+            EndedEarly: If the process ended before it could do anything.
             RunFailed: If the fork server has ended or cannot fork.
         """
         channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -218,7 +224,10 @@ class ForkServer:
             answer, handles = str(error).encode(), []
         if not handles:
             channel.close()
-            raise RunFailed(f"{title} was not started: {answer.decode(errors='replace') or 'its parent process has ended'}")
+            text = answer.decode(errors="replace")
+            if re.fullmatch(r"-?\d+", text):  # its parent tells its exit code
+                raise EndedEarly(f"{title} was not started: it ended with code {text}")
+            raise RunFailed(f"{title} was not started: {text or 'its parent process has ended'}")
         _log.debug("started %s: process %s, log %s", title, answer.decode(), log)
         return Child(title, log, int(answer), handles[0], channel, self.resume)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.launch.placement.child import Child, ForkServer, start_of, worker_environment
+from dpcfl_net.launch.placement.child import Child, EndedEarly, ForkServer, start_of, worker_environment
 from dpcfl_net.launch.placement.fork_server import Start
 
 # Folder, operator's key and data folder of a job.
@@ -64,12 +64,12 @@ def fork_worker(title: str, start: Start, log: Path, descriptors: Sequence[int] 
 
 
 def _fork(parent: Callable[[], ForkServer], title: str, start: Start, log: Path, descriptors: Sequence[int]) -> Child:
-    """Fork a process; once again if its parent has ended in the meantime."""
+    """Fork a process; once again if it or its parent has ended in the meantime."""
     server = parent()
     try:
         return server.fork(title, start, log, descriptors)
-    except RunFailed:
-        if server.alive(ENDING_S):
+    except RunFailed as error:
+        if not isinstance(error, EndedEarly) and server.alive(ENDING_S):
             raise
         return parent().fork(title, start, log, descriptors)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,10 @@ import pytest
 from api_runs import TINY
 from conftest import assert_nothing_left
 
-from dpcfl_net.core.errors import StopRun
+from dpcfl_net.core.errors import RunFailed, StopRun
 from dpcfl_net.experiment import config
 from dpcfl_net.launch import running
-from dpcfl_net.launch.placement import child
+from dpcfl_net.launch.placement import child, parents
 from dpcfl_net.launch.placement.child import ForkServer, role_environment, start_of
 from dpcfl_net.launch.placement.host_aggregator import end_of_log
 
@@ -78,6 +80,92 @@ def test_a_process_ends_with_a_launcher_that_was_killed_while_it_started_it(tmp_
         later.close()
     finally:
         server.close()
+
+
+def fail(length: int) -> None:
+    """Main function of a child that fails with a long message."""
+    raise ValueError("x" * length)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A fork server that has loaded its libraries."""
+    made = ForkServer()
+    made.wait_until_loaded(lambda: None)
+    yield made
+    made.close()
+
+
+def test_a_long_message_is_cut(tmp_path, server):
+    """A socket takes no message of a megabyte, and without one the whole last line of the log would be shown."""
+    forked = server.fork("the child", start_of("test_ended_processes:fail", 1 << 20, role_environment()), tmp_path / "log")
+    error = str(forked.failure(forked.wait(60)))
+    forked.close()
+    assert error.startswith("the child ended with code 70: ValueError: xxx")
+    assert len(error) < 3000
+
+
+def test_a_parent_keeps_no_file_of_a_process_that_has_ended(tmp_path, server):
+    parent, start = psutil.Process(server.pid), start_of("full_disk:fill", "/some/file", role_environment())
+    without_children(parent)
+    before, deadline = parent.num_fds(), time.monotonic() + 60
+    for _ in range(3):
+        forked = server.fork("the child", start, tmp_path / "log")
+        assert forked.wait(60) == 4
+        forked.close()
+    while parent.num_fds() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert parent.num_fds() == before
+
+
+def without_children(parent: psutil.Process) -> None:
+    """Wait until its children have ended."""
+    deadline = time.monotonic() + 60
+    while parent.children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+class KillsFirst:
+    """A parent whose first child is killed before it has read what it shall do."""
+
+    def __init__(self, server: ForkServer, monkeypatch) -> None:
+        self.parent, self.killed = psutil.Process(server.pid), []
+        without_children(self.parent)
+        in_memory = child._in_memory
+        monkeypatch.setattr(child, "_in_memory", lambda content: in_memory(content) if self.killed else self._blocked())
+
+    @contextlib.contextmanager
+    def _blocked(self):
+        receiver, sender = os.pipe()
+        threading.Thread(target=self._kill, args=(sender,)).start()
+        try:
+            yield receiver
+        finally:
+            os.close(receiver)
+
+    def _kill(self, sender: int) -> None:
+        while not (children := self.parent.children()):
+            time.sleep(0.01)
+        self.killed = [one.pid for one in children]
+        for one in children:
+            one.kill()
+        os.close(sender)
+
+
+def test_a_process_that_is_killed_while_it_is_forked_is_named_with_the_signal(tmp_path, server, monkeypatch):
+    KillsFirst(server, monkeypatch)
+    with pytest.raises(RunFailed, match=r"^client 0 was not started: it ended with code -9$"):
+        server.fork("client 0", start_of("test_ended_processes:rest", 600, role_environment()), tmp_path / "log")
+
+
+def test_a_process_that_is_killed_while_it_is_forked_is_forked_again(tmp_path, server, monkeypatch):
+    """The run ended with "client 0 was not started: -9", though a worker that is killed later starts again."""
+    kills = KillsFirst(server, monkeypatch)
+    monkeypatch.setattr(parents, "_libraries", server)
+    forked = parents.fork_role("client 0", start_of("test_ended_processes:rest", 600, role_environment()), tmp_path / "log")
+    assert forked.alive()
+    assert len(kills.killed) == 1
+    forked.close()
 
 
 class Broken:
