@@ -46,3 +46,16 @@ def test_a_loaded_fork_server_is_waited_for_once_and_ends_quietly(capfd):
     server.close()
     assert server._process.returncode == 0
     assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_ends_no_process_that_has_just_begun_and_prints_nothing(capfd):
+    """The terminal sends it to all processes; only the launcher acts on it."""
+    server = ForkServer()
+    try:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(server.pid, number)
+        server.wait_until_loaded(lambda: None)
+        assert server.alive(0.2)
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""

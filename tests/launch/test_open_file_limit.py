@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
+from types import SimpleNamespace
 
 from conftest import dpcfl
+
+from dpcfl_net.core.open_files import OTHERS, files_for
+from dpcfl_net.launch.placement import parents
+from dpcfl_net.launch.placement.base import ClientRange
+from dpcfl_net.launch.placement.local import LocalLauncher
+from dpcfl_net.runtime.specs import WorkerSpec
 
 FORTY = [
     "data.clients=[20, 10, 10]", "data.train_per_client=30", "data.test_per_client=2", "local.batch_size=8", "algorithm=local",
@@ -39,3 +47,18 @@ def test_more_workers_than_the_system_allows_open_files_are_refused_with_the_lim
     )  # fmt: skip
     assert done.returncode == 4
     assert "too many open files (raise the limit: ulimit -n)" in done.stderr
+
+
+def test_a_launcher_raises_its_limit_with_the_number_of_its_workers(monkeypatch):
+    """It holds a handle and a socket of each."""
+    monkeypatch.setattr(parents, "fork_worker", lambda *_: SimpleNamespace(sentinel=9, log=Path("log")))
+    here = Path()
+    launcher = LocalLauncher(WorkerSpec(here, 0, "tcp://127.0.0.1:1", None, here, "", here), here, {})
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OTHERS, before[1]))
+    try:
+        for client in range(100):
+            launcher.start(ClientRange(range(client, client + 1)))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= files_for(100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

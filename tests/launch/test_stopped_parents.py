@@ -69,3 +69,11 @@ def test_it_continues_when_a_process_that_was_killed_has_ended(libraries, tmp_pa
     assert orphan.wait(10) == LOST
     for process in (child, second, orphan):
         process.close()
+
+
+def test_a_stopped_process_ends_by_the_signal_that_lets_it_close_its_files(libraries, tmp_path):
+    """A stopped process receives SIGTERM only once it continues; SIGKILL would follow."""
+    child = forked(libraries, "dpcfl_net.launch.placement.fork_server:serve", CHANNEL, tmp_path / "log")
+    stopped(child.pid)
+    child_module.stop([child], 30)
+    assert child.wait() == 143
