@@ -252,7 +252,6 @@ class Agent:
         code = handle.wait()
         handle.close()
         assert code is not None
-        self._send_ledgers()
         log = end_of_log(handle.log_path, self._log_from[handle.log_path], handle.reason)
         self._send(WorkerEnded(first=first, code=code, log=log))
 

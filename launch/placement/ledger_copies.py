@@ -27,10 +27,14 @@ class LedgerTail:
     def __init__(self, client: int, folder: Path) -> None:
         self._client, self._folder = client, folder
         self._counter, self._sent, self._digest = b"", 0, hashlib.sha256().digest()
+        self._seen: tuple[int, int] | None = None  # size and time of the file whose lines were sent
 
     def new_lines(self) -> LedgerUpdate | None:
         """Return new complete lines, or all lines if the file was rewritten after a crash; None if there are none."""
-        counter = last_counted(self._folder)  # before the lines: the ledger may grow in between
+        seen = self._look()
+        if seen is None or seen == self._seen:  # the journal, which is long, need not be read
+            return None
+        counter = last_counted(self._folder)  # after the look and before the lines: the ledger may grow in between
         if counter is None or counter == self._counter:
             return None
         content = (self._folder / LINES).read_bytes()
@@ -40,7 +44,15 @@ class LedgerTail:
         same = hashlib.sha256(content[: self._sent]).digest() == self._digest
         start = self._sent if same else 0
         self._counter, self._sent, self._digest = counter, len(content), hashlib.sha256(content).digest()
+        self._seen = seen
         return LedgerUpdate(client=self._client, at=start, lines=content[start:].decode(), counter=counter.decode())
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = (self._folder / LINES).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_size, found.st_mtime_ns
 
 
 def extend_copy(folder: Path, report: LedgerUpdate) -> None:

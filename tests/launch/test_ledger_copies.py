@@ -11,6 +11,7 @@ from agent_reports import reports_of
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.placement import ledger_copies
 from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter, copied_counter, extend_copy
 from dpcfl_net.launch.placement.messages import (
     FILES,
@@ -77,6 +78,20 @@ def test_a_line_is_reported_once_the_ledger_holds_it_and_not_while_the_journal_a
     update = tail.new_lines()
     assert (update.at, update.lines, update.counter[:2]) == (0, "".join([*before, newest]), f"{len(before)} ")
     assert tail.new_lines() is None
+
+
+def test_a_ledger_that_has_not_grown_is_not_read_again(ledger, monkeypatch):
+    """An agent looks at the ledgers of all its clients each second, and each time that one of its workers ends."""
+    reads, last_counted = [], ledger_copies.last_counted
+    monkeypatch.setattr(ledger_copies, "last_counted", lambda folder: reads.append(folder) or last_counted(folder))
+    tail, copied = LedgerTail(3, ledger), ""
+    for rounds in ((), (3,), (4, 5)):
+        charge(ledger, *rounds)
+        copied += tail.new_lines().lines
+        assert copied == (ledger / "ledger.jsonl").read_text()
+        reads.clear()
+        assert [tail.new_lines() for _ in range(3)] == [None] * 3
+        assert reads == []
 
 
 def test_a_line_that_a_crash_left_in_the_journal_alone_counts(ledger, copy):
