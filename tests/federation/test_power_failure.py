@@ -122,9 +122,14 @@ def ask_until_killed(folder, request, fake, step, lost, **changes):
         try:
             answer = gate.answer(request, allow, fake)
         finally:
-            ledger._usable, ledger._journal._dirty = False, False  # the process ends without the flushes of `close`
-            ledger.close()
+            end_without_flushes(ledger)
     return answer
+
+
+def end_without_flushes(ledger):
+    """End the process that holds a ledger, without the flushes of `close`."""
+    ledger._usable, ledger._journal._dirty = False, False
+    ledger.close()
 
 
 def ask_until_failure(folder, request, fake, step, rng, share, **changes):
@@ -272,6 +277,55 @@ def test_whatever_a_power_failure_loses_of_a_killed_process_there_is_one_charge_
     assert answered == {True, False}
 
 
+def test_the_device_has_an_answer_that_a_killed_process_left_before_its_key_is_erased(tmp_path):
+    """The process that charged it closed the ledger: the next one writes no line, and the ledger still looked closed after its end."""
+    ledger, gate = open_gate(tmp_path / "before")
+    with suppress(Crash):
+        ask(gate, 1, compute=crash)
+    ledger.close()
+    statuses = set()
+    for step in itertools.count(1):
+        folder, fake, lost = tmp_path / str(step), FakeStep(), Unflushed()
+        shutil.copytree(tmp_path / "before", folder)
+        sent = ask_until_killed(folder, task(1), fake, step, lost)
+        ask_until_killed(folder, task(2), FakeStep(), None, lost)
+        lost.lose(random.Random(0), 0.0)
+        ledger, gate = open_gate(folder)
+        answer = gate.answer(task(1), allow, fake)
+        assert (len(ledger.charges(JOB)), len(set(fake.keys))) == (2, len(fake.keys[:1]))
+        ledger.close()
+        statuses.add(answer.status)
+        if sent is not None:
+            assert answer.release == sent.release
+            break
+    assert statuses == {"release", "lost"}
+
+
+def crash(charge, state):
+    raise Crash
+
+
+def test_a_ledger_opens_after_a_power_failure_that_brings_a_key_back_when_older_results_are_overwritten(tmp_path):
+    """The answer of round 4 makes room for that of round 3, which comes late; the device does not know yet that the key of 4 is erased."""
+    folder, lost = tmp_path / "ledger", Unflushed()
+    with power(None, lost):
+        ledger, gate = open_gate(folder, durable=True)
+        for round in (1, 2):
+            ask(gate, round)
+        with suppress(Crash):
+            ask(gate, 3, compute=crash)
+        sent = {round: ask(gate, round) for round in (4, 3)}
+        end_without_flushes(ledger)
+    assert [sent[round].status for round in (4, 3)] == ["release", "lost"]
+    lost.lose(random.Random(0), 0.0)
+    assert keys_in(folder) == [3, 4]
+    ledger, gate = open_gate(folder)
+    for round, answer in sent.items():
+        assert gate.answer(task(round), allow, forbidden).release == answer.release
+    assert gate.state()["count"].tolist() == [3]
+    ledger.close()
+
+
 @pytest.mark.parametrize("rounds", [SLOTS, SLOTS + 1, SLOTS + 2, 2 * SLOTS + 1])
 def test_a_power_failure_loses_no_charge_of_a_process_that_has_charged_more_than_the_journal_holds(tmp_path, rounds):
     """A slot of the journal is overwritten only once the device holds its line in ledger.jsonl."""
@@ -280,8 +334,7 @@ def test_a_power_failure_loses_no_charge_of_a_process_that_has_charged_more_than
         ledger, gate = open_gate(tmp_path / "ledger", durable=True, **changes)
         for round in range(1, rounds + 1):
             assert ask(gate, round).status == "release"
-        ledger._usable, ledger._journal._dirty = False, False  # the process ends without the flushes of `close`
-        ledger.close()
+        end_without_flushes(ledger)
     lost.lose(random.Random(0), 0.0)
     ledger, gate = open_gate(tmp_path / "ledger", **changes)
     assert [entry.round for entry in ledger.charges(JOB)] == list(range(1, rounds + 1))

@@ -47,8 +47,12 @@ class Chain:
 
     @property
     def closed(self) -> bool:
-        """True if the process that wrote last has closed the ledger, so that the device holds all of it."""
-        return self.image is not None and 0 < self.image.newest == self.image.synced
+        """True if the process that wrote last has closed the ledger, so that the device holds all of it.
+
+        With a key in the journal, a later process may have written a result without a new line, and may have been killed then.
+        """
+        image = self.image
+        return image is not None and 0 < image.newest == image.synced and not any(slot.key for slot in image.slots.values())
 
 
 def read_ledger(folder: Path) -> list[Entry]:

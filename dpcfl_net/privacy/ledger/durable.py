@@ -35,9 +35,16 @@ class Disk:
             folder: The folder; nothing happens if it is there.
         """
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for created in reversed(missing):
-            self.sync_folder(created.parent)
+            self._sync_name(created.parent)  # another process may have created it, and been killed before it flushed the name
+            created.mkdir(mode=0o700 if created == folder else 0o777, exist_ok=True)
+        if missing:
+            self._sync_name(folder)
+
+    def _sync_name(self, folder: Path) -> None:
+        """Flush the name of a folder, unless this user cannot have created it."""
+        if os.access(folder.parent, os.W_OK):
+            self.sync_folder(folder.parent)
 
     def sync_tree(self, folder: Path) -> None:
         """Flush a folder, its name and all files in it and below, also what a killed process wrote there without a flush."""

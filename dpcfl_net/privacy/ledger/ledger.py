@@ -364,7 +364,9 @@ class Ledger:
 
     def _check_results(self) -> None:
         """Raise LedgerError if a recent result is missing: an older client state would pass for the newest one."""
-        slots, pending = self._open_journal.image.slots, self._open_journal.with_key(answered=False)
+        slots = self._open_journal.image.slots
+        # The key of a stored result may be back after a crash, when the results of older rounds have been overwritten already.
+        pending = [n for n in self._open_journal.with_key(answered=False) if n not in self._releases]
         answered = [entry for n, entry in enumerate(self._entries) if n in slots and n not in pending and entry.type == "debit"]
         for job in {entry.job for entry in answered}:
             mine = [entry for entry in answered if entry.job == job]
