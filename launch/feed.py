@@ -23,9 +23,9 @@ Callback = Callable[[RoundMetrics], object]
 class RoundFeed:
     """Calls callbacks with each round's metrics, in order.
 
-    A callback stops the feed if it returns False or raises StopRun; another exception stops it too and is stored in `error`. A
-    tracker that fails is left out from then on: the run matters more, and can be replayed to the tracker later. The failure is a
-    warning of the run.
+    A callback stops the run if it returns False or raises StopRun; another exception stops it too and is stored in `error`. Then
+    only trackers get further rounds. A tracker that fails is left out from then on: the run matters more, and can be replayed to
+    the tracker later. The failure is a warning of the run.
 
     Args:
         folder: The run folder.
@@ -69,22 +69,32 @@ class RoundFeed:
             first = 1 if self.last is None else self.last.round + 1
             for tracker in self._trackers():
                 self._guarded(tracker, partial(tracker.begin, RunData(self._folder), first))
-        for metrics in self._tail.new(ended=ended):
-            self.last = metrics
-            for callback in () if self.stopped else list(self._callbacks):
-                self._call(callback, metrics)
-                if self.error is not None:
-                    return
+        for metrics in self._new(ended=ended):
+            stopped, self.last = self.stopped, metrics
+            for callback in list(self._callbacks):
+                if isinstance(callback, Tracker):
+                    self._guarded(callback, partial(callback, metrics))
+                elif not stopped and self.error is None:
+                    self._call(callback, metrics)
 
     def end(self) -> None:
-        """Tell the trackers that the run has ended; its last run.json is written."""
-        for tracker in self._trackers() if self._begun else ():
+        """Give the trackers the remaining rounds, also of a run that did not finish, and end them; the last run.json is written."""
+        if not self._begun or not self._folder.exists():
+            return
+        for metrics in self._new(ended=True):
+            for tracker in self._trackers():
+                self._guarded(tracker, partial(tracker, metrics))
+        for tracker in self._trackers():
             self._guarded(tracker, partial(tracker.end, RunData(self._folder)))
 
+    def _new(self, *, ended: bool) -> list[RoundMetrics]:
+        """Read new rounds, and give the trackers the epsilons of earlier rounds that came with them: before those of new rounds."""
+        found = self._tail.new(ended=ended)
+        for tracker in self._trackers() if self._tail.late_epsilons else ():
+            self._guarded(tracker, partial(tracker.add_epsilons, self._tail.late_epsilons))
+        return found
+
     def _call(self, callback: Callback, metrics: RoundMetrics) -> None:
-        if isinstance(callback, Tracker):
-            self._guarded(callback, partial(callback, metrics))
-            return
         try:
             answer = callback(metrics)
             self.stopped = self.stopped or (isinstance(answer, (bool, np.bool_)) and not answer)

@@ -122,6 +122,9 @@ class RoundTail:
         folder: The run folder.
         rounds: Rounds of the whole run.
         evaluate_every: Interval of the observer's evaluations in rounds; it also evaluates the last round.
+
+    Attributes:
+        late_epsilons: Epsilons that the last call of `new` read of rounds that an earlier call had returned, by round.
     """
 
     def __init__(self, folder: Path, rounds: int, evaluate_every: int = 1) -> None:
@@ -133,6 +136,7 @@ class RoundTail:
         self._grouping: dict[int, JsonLine] = {}
         self._agreement: dict[int, JsonLine] = {}
         self._next = 1
+        self.late_epsilons: dict[int, float] = {}
 
     def new(self, *, ended: bool = False) -> list[RoundMetrics]:
         """Return the rounds completed since the last call.
@@ -148,6 +152,8 @@ class RoundTail:
         sort_metrics(metrics.new(), self._served, self._observed, self._spent)
         sort_clusters(clusters.new(), self._grouping, self._agreement)
         tables = Tables(self._served, self._observed, self._spent, self._grouping, self._agreement)
+        late = {t: tables.at(t, self._rounds).epsilon_spent for t in self._spent if t < self._next}
+        self.late_epsilons = {t: epsilon for t, epsilon in late.items() if epsilon is not None}
         found = []
         while self._next in self._served and (ended or self._complete(self._next)):
             found.append(tables.at(self._next, self._rounds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from cli_cases import call
 
 import dpcfl_net as dpcfl
 from dpcfl_net.launch.cli.watch import watch
+from dpcfl_net.launch.feed import RoundFeed
 from dpcfl_net.report.trackers import base
 
 SEED = TINY["privacy"]["noise_seed"]
@@ -95,9 +97,49 @@ def test_epsilons_that_are_computed_later_reach_the_tracker_at_the_end(with_epsi
 def test_a_tracker_of_a_resumed_part_gets_no_late_epsilons_of_the_rounds_before(with_epsilon: dpcfl.Run) -> None:
     recorder = Recorder()
     recorder.begin(with_epsilon, first_round=3)
+    recorder(dataclasses.replace(with_epsilon.rounds[-1], epsilon_spent=None))
     recorder.end(with_epsilon)
-    assert [what[:2] for name, what in recorder.calls if name == "log"] == [
+    assert [what[:2] for name, what in recorder.calls if name == "log"][1:] == [
         (3, {"server/epsilon_spent": with_epsilon.rounds[-1].epsilon_spent})
+    ]
+
+
+def test_a_tracker_gets_each_epsilon_once_and_in_order_as_a_run_computes_it(tmp_path: Path, with_epsilon: dpcfl.Run) -> None:
+    folder = Path(shutil.copytree(with_epsilon.path, tmp_path / "run"))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    is_epsilon = ["epsilon_spent_by_client" in line for line in lines]
+    numbers = [json.loads(line)["round"] for line in lines]
+
+    def write(epsilons: int, rounds: int) -> None:
+        most = {True: epsilons, False: rounds}
+        with open(folder / "metrics.jsonl", "a") as file:
+            for line, of_epsilon, t in zip(lines, is_epsilon, numbers, strict=True):
+                if line not in written and t <= most[of_epsilon]:
+                    written.append(line)
+                    file.write(line)
+
+    (folder / "metrics.jsonl").unlink()
+    written: list[str] = []
+    recorder = Recorder()
+    feed = RoundFeed(folder, with_epsilon.config, [recorder], earlier=True)
+    for epsilons, rounds in ((0, 2), (1, 2), (2, 3), (2, 3)):  # the last round's comes when the run has ended
+        write(epsilons, rounds)
+        feed.update()
+    write(3, 3)
+    feed.end()
+    logged = [
+        (what[0], what[1].get("server/epsilon_spent"), "server/seconds" in what[1], what[2])
+        for name, what in recorder.calls
+        if name == "log"
+    ]
+    spent, at = [one.epsilon_spent for one in with_epsilon.rounds], [one.time for one in with_epsilon.rounds]
+    assert logged == [
+        (1, None, True, at[0]),
+        (2, None, True, at[1]),
+        (1, spent[0], False, at[0]),
+        (2, spent[1], False, at[1]),
+        (3, None, True, at[2]),
+        (3, spent[2], False, at[2]),
     ]
 
 
@@ -108,6 +150,38 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path: Path) -> None:
     assert "close" not in broken.names
     (warning,) = run.warnings
     assert warning.startswith("tracker Recorder failed and gets no more rounds: no route to the server; replay")
+
+
+def test_a_tracker_gets_the_last_rounds_of_a_run_that_was_interrupted(tmp_path: Path, in_process: dpcfl.Run) -> None:
+    folder = Path(shutil.copytree(in_process.path, tmp_path / "run"))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    last_accuracy = [line for line in lines if json.loads(line)["round"] == 3 and json.loads(line)["view"] == "observer"]
+    (folder / "metrics.jsonl").write_text("".join(line for line in lines if line not in last_accuracy))
+    recorder, seen = Recorder(), []
+    feed = RoundFeed(folder, in_process.config, [lambda metrics: seen.append(metrics.round), recorder], earlier=True)
+    feed.update()
+    assert (seen, recorder.steps) == ([1, 2], [1, 2])  # the observer may still measure round 3
+    feed.end()
+    assert (seen, recorder.steps, recorder.names[-1]) == ([1, 2], [1, 2, 3], "close")
+    shutil.rmtree(folder)
+    feed.end()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("answer", [False, dpcfl.StopRun("enough"), ValueError("broken")])
+def test_a_tracker_gets_the_rounds_after_the_one_in_which_a_callback_stopped_the_run(
+    in_process: dpcfl.Run, answer: bool | Exception
+) -> None:
+    def stop(metrics: dpcfl.RoundMetrics) -> bool:
+        stops.append(metrics.round)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    recorder, stops = Recorder(), []
+    feed = RoundFeed(in_process.path, in_process.config, [stop, recorder], earlier=True)
+    feed.update(ended=True)
+    assert (stops, recorder.steps, feed.stopped) == ([1], [1, 2, 3], True)
 
 
 def test_settings_hold_the_configuration_without_secrets(in_process: dpcfl.Run) -> None:

@@ -18,6 +18,7 @@ from dpcfl_net.results.rounds import RoundMetrics
 from dpcfl_net.results.run import RunData
 from dpcfl_net.results.run_view import letter
 
+EPSILON = "server/epsilon_spent"  # the tag that may come after its round
 # Figures of a round by view: the server could compute its own; the observer needs test data and true clusters.
 SERVER = ("epsilon_spent", "clusters", "seconds", "paused_s", "bytes_up", "bytes_down")
 COUNTS = ("missing", "late", "away")  # of clients, which the server sees
@@ -32,14 +33,23 @@ class Tracker(ABC):
     """
 
     first_round = 1  # of those that this log gets
-    _last_epsilon = 0  # round of the last epsilon that was logged
+    _lacking: dict[int, float]  # rounds that were logged without an epsilon, and their times
 
     def __call__(self, metrics: RoundMetrics) -> None:
         """Log a round."""
-        found = scalars(metrics)
-        if "server/epsilon_spent" in found:
-            self._last_epsilon = metrics.round
-        self.log(metrics.round, found, time.time() if metrics.time is None else metrics.time)
+        at = time.time() if metrics.time is None else metrics.time
+        if metrics.epsilon_spent is None:
+            self._lacking[metrics.round] = at
+        self.log(metrics.round, scalars(metrics), at)
+
+    def add_epsilons(self, spent: Mapping[int, float]) -> None:
+        """Log epsilons that were computed after their round was logged.
+
+        Args:
+            spent: Epsilon by round; rounds that were not logged, or that have one, are left out.
+        """
+        for t in sorted(self._lacking.keys() & spent.keys()):
+            self.log(t, {EPSILON: spent[t]}, self._lacking.pop(t))
 
     def begin(self, run: RunData, first_round: int = 1) -> None:
         """Begin a run, or a resumed part of it.
@@ -48,15 +58,12 @@ class Tracker(ABC):
             run: The run.
             first_round: First round that follows.
         """
-        self.first_round, self._last_epsilon = first_round, first_round - 1
+        self.first_round, self._lacking = first_round, {}
         self.open(run)
 
     def end(self, run: RunData) -> None:
-        """End a run: log the epsilons that were computed after their round, and its result."""
-        late = [metrics for metrics in run.rounds if metrics.round > self._last_epsilon]
-        for metrics in late:
-            if metrics.epsilon_spent is not None:
-                self.log(metrics.round, {"server/epsilon_spent": metrics.epsilon_spent}, metrics.time or time.time())
+        """End a run: log the epsilons that are still missing, and its result."""
+        self.add_epsilons({one.round: one.epsilon_spent for one in run.rounds if one.epsilon_spent is not None})
         self.close(run)
 
     def replay(self, run: RunData) -> Self:

@@ -9,14 +9,14 @@ from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
-from dpcfl_net.report.trackers.base import Tracker, privacy_text, require, result, settings
+from dpcfl_net.report.trackers.base import EPSILON, Tracker, privacy_text, require, result, settings
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run import RunData
 
 EXTRA = "mlflow"
 LONGEST = 500  # characters of a parameter, in any version of MLflow
 MOST = 100  # parameters in one request
-EPSILON, BYTES = "server/epsilon_spent", "server/bytes_up"  # tags that come late, and in every round
+BYTES = "server/bytes_up"  # a tag of every round
 JOB = "dpcfl.job"  # tag: run id of the signed job
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
