@@ -136,9 +136,14 @@ def read_key_file(path: Path) -> str:
 def read_operator_key(path: Path) -> str:
     """Read the operator's public key, 64 hex digits; ConfigError if it is missing or malformed."""
     text = read_key_file(path)
-    if re.fullmatch(r"[0-9a-f]{64}", text) is None:
+    if not is_operator_key(text):
         raise ConfigError(f"{path} does not hold an operator's public key, 64 hex digits")
     return text
+
+
+def is_operator_key(text: str) -> bool:
+    """Return True if a text has the form of an operator's public key, 64 hex digits."""
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
 def read_secret_file(path: Path, offset: int = 0, length: int = LONGEST_FILE) -> str:

@@ -306,10 +306,13 @@ class RunData:
         """Check signatures, hash chains, ledgers, plan and messages; recompute epsilon.
 
         Args:
-            operator_key: The operator's public key; None: the one in the run folder.
+            operator_key: The operator's public key, 64 hex digits; None: the one in the run folder.
 
         Returns:
             The checks; `check.holds` is False for one that fails and None where there is nothing to check.
+
+        Raises:
+            ConfigError: If `operator_key` is malformed, or the run folder has no key.
         """
         return verify_run(self.path, operator_key)
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import FORMAT
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.core.signing import is_operator_key, read_operator_key
 from dpcfl_net.experiment.build import changed_settings
 from dpcfl_net.experiment.config import read_kept
 from dpcfl_net.experiment.job_files import Job, read_job
@@ -69,11 +70,13 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
         The checks in order.
 
     Raises:
-        ConfigError: If the folder is not a run folder or has no operator key.
+        ConfigError: If the folder is not a run folder or has no operator key, or if `operator_key` is malformed.
     """
     files = RunFolder(folder)
     files.require(files.protocol)
-    operator = operator_key or read_operator_key(files.operator_key)
+    if operator_key is not None and not (isinstance(operator_key, str) and is_operator_key(operator_key)):
+        raise ConfigError(f"operator_key is {shown(operator_key)}: must be an operator's public key, 64 hex digits")
+    operator = read_operator_key(files.operator_key) if operator_key is None else operator_key
     try:
         job = read_job(folder, operator)
     except DpcflError as error:

@@ -15,6 +15,7 @@ from trace_events import check_trace
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.transcript_figures import transcript_figures
 
 
@@ -30,6 +31,20 @@ def test_a_finished_run_tells_its_configuration_privacy_and_figures(with_epsilon
     assert run.rounds[-1].epsilon_spent == pytest.approx(privacy.epsilon_spent)
     assert all(check.holds is not False for check in run.verify())
     assert run.report() == run.path / "report.html"
+
+
+@pytest.mark.parametrize("key", ["", "5eed", "operator.pub", 5])
+def test_a_key_that_is_none_is_refused_and_not_replaced_by_that_of_the_folder(in_process, key):
+    with pytest.raises(ConfigError, match=f"operator_key is {key!r}: must be an operator's public key, 64 hex digits"):
+        in_process.verify(operator_key=key)
+
+
+def test_verify_takes_the_operator_whose_key_it_is_given(in_process):
+    key = RunFolder(in_process.path).operator_key.read_text().strip()
+    assert all(check.holds is not False for check in in_process.verify(operator_key=key))
+    (check,) = in_process.verify(operator_key="0" * 64)
+    assert check.holds is False
+    assert "protocol.json is not signed by the operator whose key is pinned here" in check.detail
 
 
 def test_a_run_records_the_steps_of_its_preparation(in_process):
