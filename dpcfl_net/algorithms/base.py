@@ -227,7 +227,7 @@ def on_client(
         gives: Tensors of the release.
 
     Raises:
-        ValueError: If `charges` is no list, or names no slot: nothing would pay for the release, or bound how often it is asked for.
+        ValueError: If `charges` is no list of names, or is empty: nothing would pay for the release, or bound how often it is asked for.
     """
 
     def mark(method: Method) -> Method:
@@ -246,7 +246,7 @@ def on_central_server(*, charges: list[str], clients_in: str = "") -> Callable[[
         clients_in: Tensor of the step with the ids of the clients that are charged, if `charges` are participations.
 
     Raises:
-        ValueError: If no slot is named, as for `on_client`.
+        ValueError: If `charges` is no list of names, or is empty.
     """
 
     def mark(method: Method) -> Method:
@@ -258,12 +258,13 @@ def on_central_server(*, charges: list[str], clients_in: str = "") -> Callable[[
 
 
 def _require_slots(what: str, name: str, charges: list[str]) -> None:
-    """ValueError for a step that charges nothing, or whose slots are one text, each letter of which would be a slot."""
-    if isinstance(charges, str):
-        raise ValueError(f"charges of {what} {name!r} is {charges!r}: must be a list of names, [{charges!r}]")
+    """ValueError for a step that charges nothing, or whose slots are no list: each letter of a text would be a slot."""
+    if not isinstance(charges, list | tuple) or not all(isinstance(slot, str) for slot in charges):
+        example = charges if isinstance(charges, str) else "train"
+        raise ValueError(f"charges of {what} {name!r} is {shown(charges)}: must be a list of names, {[example]!r}")
     if not charges:
         raise ValueError(
-            f"charges of {what} {name!r} is []: must name at least one slot of the plan, which pays for the release"
+            f"charges of {what} {name!r} is {charges!r}: must name at least one slot of the plan, which pays for the release"
         )
 
 

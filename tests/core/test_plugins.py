@@ -1342,6 +1342,9 @@ def test_a_slot_that_has_no_event_is_a_sentence(module, tmp_path, slot, words):
             'charges="train"',
             r"charges of client step 'train' is 'train': must be a list of names, \['train'\]",
         ),
+        ('charges=["train"]', "charges=None", r"charges of client step 'train' is None: must be a list of names, \['train'\]"),
+        ('charges=["train"]', "charges=[5]", r"charges of client step 'train' is \[5\]: must be a list of names, \['train'\]"),
+        ('charges=["train"]', "charges={'train'}", "charges of client step 'train' is {'train'}: must be a list of names"),
         (
             '"update": UPDATE',
             '"update": TensorSpec("f4", ("p",), max_norm=10.0)',
