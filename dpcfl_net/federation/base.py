@@ -14,7 +14,7 @@ from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
 from dpcfl_net.federation.asynchronous import Outcome, Participation, RawRelease
-from dpcfl_net.federation.call_arguments import step_of, tensors_problem
+from dpcfl_net.federation.call_arguments import arguments_problem, step_of
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
@@ -164,8 +164,8 @@ class Federation(ABC):
             The releases in client order.
 
         Raises:
-            RunFailed: If fewer clients than the quorum answer, if `method` is no client step, if `common` or `each` are not as
-                above, or if the job has a trusted server and the call is outside a central step.
+            RunFailed: If fewer clients than the quorum answer, if `method` is no client step, if `common`, `each` or `quorum` are
+                not as above, or if the job has a trusted server and the call is outside a central step.
         """
         answers: dict[int, Arrays] = {}
         asked = self._run(method, answers.__setitem__, common, each, quorum, None)
@@ -278,7 +278,7 @@ class Federation(ABC):
             take(client, encoding.decode_release(step, tensors))
 
         self._exchange(step.kind, encoding.encode_tasks(step, tasks), decode_and_take, window)
-        return self._end(list(tasks), answered, refusals_count)
+        return self._end(list(tasks), answered, quorum, refusals_count)
 
     def _begin(
         self, common: Arrays | None, each: Mapping[int, Arrays] | None, quorum: float | None
@@ -286,22 +286,33 @@ class Federation(ABC):
         """Begin a call: set the number of needed answers, and return the tasks of the clients that are asked, in order."""
         if self.counts.round != self.round:
             self.counts = RoundCounts(self.round, self.away(self.round))
-        if problem := tensors_problem(common, each, self.clients):
+        if problem := arguments_problem(common, each, quorum, self.clients):
             raise RunFailed(f"round {self.round}: {problem}")
         asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
         self.needed = answers_needed(self.quorum if quorum is None else quorum, len(asked))
         self.reasons = {}
         return {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
 
-    def _end(self, asked: list[int], answered: list[int], refusals_count: bool = False) -> list[int]:
+    def _end(
+        self, asked: list[int], answered: list[int], quorum: float | None = None, refusals_count: bool = False
+    ) -> list[int]:
         """Count the answers of a call and return the clients that were asked; RunFailed below the quorum."""
         self.counts.add_call(asked, answered)
         if (count := len(answered) + len(self.lost) + len(self.refused) * refusals_count) < self.needed:
             raise RunFailed(
-                f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {self.needed} (runtime.quorum is "
-                f"{self.quorum:g}; with a lower one the run continues without the others){self._first_reason()}"
+                f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {self.needed} "
+                f"{self._quorum_advice(quorum)}{self._first_reason()}"
             )
         return asked
+
+    def _quorum_advice(self, quorum: float | None = None) -> str:
+        """Say in brackets where a quorum is set, the one of a call or that of the run, and what a lower one does."""
+        where = (
+            f"runtime.quorum is {self.quorum:g}"
+            if quorum is None
+            else f"{self.protocol.algorithm} sets {quorum:g} for this call"
+        )
+        return f"({where}; with a lower one the run continues without the others)"
 
     def _first_reason(self) -> str:
         """Tell why the first client gave no release, to end a sentence; empty if no reason is known."""
@@ -394,8 +405,8 @@ class Federation(ABC):
         needed, answered = answers_needed(self.quorum, count), len(self.counts.answered) + len(self.lost)
         if answered < needed:
             raise RunFailed(
-                f"round {self.round}: {answered} of {count} buffered participations were answered, the quorum is "
-                f"{needed} (runtime.quorum is {self.quorum:g}; with a lower one the run continues without the others)"
+                f"round {self.round}: {answered} of {count} buffered participations were answered, the quorum is {needed} "
+                f"{self._quorum_advice()}"
             )
         return found
 

@@ -1,8 +1,9 @@
-"""Arguments of a call as an algorithm's server half gives them: the client step, and the tensors of its tasks."""
+"""Arguments of a call as an algorithm's server half gives them: the client step, the tensors of its tasks, and its quorum."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from dpcfl_net.core.errors import RunFailed
@@ -29,17 +30,20 @@ def step_of(method: Any) -> ClientStep:
     )
 
 
-def tensors_problem(common: Any, each: Any, clients: Sequence[int]) -> str:
+def arguments_problem(common: Any, each: Any, quorum: Any, clients: Sequence[int]) -> str:
     """Say which argument of a call is not what it takes.
 
     Args:
         common: Tensors for all clients, or None.
         each: Client to its separate tensors, or None.
+        quorum: Fraction of the asked clients, or None.
         clients: Client ids of the roster.
 
     Returns:
-        A sentence; empty if both are right.
+        A sentence; empty if all are right.
     """
+    if quorum is not None and (isinstance(quorum, bool) or not isinstance(quorum, Real) or not 0 <= quorum <= 1):
+        return f"quorum is {shown(quorum)}: must be a number from 0 to 1, or None for that of the run"
     parts = {} if common is None else {"common": common}
     if isinstance(each, Mapping):
         if unknown := set(each) - set(clients):

@@ -184,6 +184,28 @@ def test_a_quorum_is_a_decimal_fraction_of_the_asked_clients(tmp_path):
         call(InProcessFederation(protocol, six, quorum=0.28))
 
 
+@pytest.mark.parametrize("quorum", [2, -0.1, np.nan, "1", True])
+def test_the_quorum_of_a_call_is_a_fraction(job, quorum):
+    fed = InProcessFederation(job[0].protocol, {})
+    with pytest.raises(
+        RunFailed, match=f"round 0: quorum is {quorum!r}: must be a number from 0 to 1, or None for that of the run"
+    ):
+        fed.call(algorithm_of(job[0].protocol).train, common={}, quorum=quorum)
+
+
+def test_a_failure_below_the_quorum_of_a_call_does_not_blame_that_of_the_run(job):
+    class Refusing:
+        def answer(self, task):
+            return REFUSED
+
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    fed = InProcessFederation(job[0].protocol, dict.fromkeys(range(4), Refusing()), quorum=0.25)
+    with pytest.raises(
+        RunFailed, match=r"the quorum is 3 \(global sets 0.75 for this call; with a lower one the run continues"
+    ):
+        fed.call(algorithm_of(job[0].protocol).train, common={"model": theta}, quorum=0.75)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_raw_release_that_is_not_finite_is_missing_in_one_process_as_over_the_network(job, bad):
     class Raw:
