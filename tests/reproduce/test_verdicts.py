@@ -277,3 +277,10 @@ def test_equal_means_differ_by_zero_in_words():
     assert sum(one.values.values()) != 0  # rounding errors
     assert one.words().startswith("0 points, ")
     assert paired({0: 0.3, 1: 0.5}, {0: 0.1 + 0.2, 1: 0.5}).words().startswith("0 points, ")
+
+
+def test_words_of_a_comparison_name_where_it_was_measured_and_its_numbers():
+    mean, half = 1.24, 2.776445 * 0.850294 / 5**0.5  # t of 4 degrees of freedom, standard deviation of the differences
+    ends = f"{mean - half:.3g} to {mean + half:.3g}"
+    assert paired(TWO, ONE, 0.5, name="drug 2").words() == f"drug 2: 1.24 points, 95% interval {ends}, margin 0.5, 5 seeds"
+    assert paired(TWO, {0: 0.0}, 0.5, unit="").words() == "1.9, margin 0.5, 1 seed"

@@ -40,8 +40,8 @@ def test_damaged_numbers_count_as_missing() -> None:
     """A whole number of 400 digits in messages.jsonl, which an agent may write, ended the report and the screen of the run."""
     assert [number(value) for value in (10**400, -(10**400), float("nan"), True, "1", 2)] == [None] * 5 + [2.0]
     assert stragglers([{"time": 10**400, "peer": "client 1", "kind": "TASK", "round": 10**400}]) == (0, [])
-    lines = {t: {"accuracy_mean": value} for t, value in enumerate((1.7e308, -1.0, 0.5), 1)}
-    assert usual_target([accuracy_curve({1: 1.0, 2: 2.0, 3: 3.0}, lines)]) == pytest.approx(0.47)
+    lines = {t: {"accuracy_mean": value} for t, value in enumerate((1.7e308, 1.01, -1.0, 0.5), 1)}
+    assert usual_target([accuracy_curve({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, lines)]) == pytest.approx(0.47)
 
 
 def test_seconds_of_rounds_add_up_over_a_resumption() -> None:
@@ -73,6 +73,7 @@ def test_time_to_accuracy_is_the_end_of_the_first_round_that_reached_it() -> Non
     assert first_reached(curve, 0.5) == Point(3, 6.0, 0.6)
     assert first_reached(curve, 0.61) is None
     assert usual_target([curve, [Point(1, 1.0, 0.9)], []]) == pytest.approx(0.57)  # 95 % of 60 %
+    assert usual_target([[Point(1, 1.0, 0.61)]]) == pytest.approx(0.57)  # 57.95 %, rounded down: every run reached it
     assert usual_target([[]]) is None
 
 
