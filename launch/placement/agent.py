@@ -95,14 +95,15 @@ class Agent:
         )
         try:
             while True:
-                for source in wait(self._sources(), timeout=self._patience()):
+                ready = wait(self._sources(), timeout=self._patience())
+                self._send_ledgers()  # the lines of a worker arrive before the message that it has ended
+                for source in ready:
                     if source in self._running:
                         self._ended(source)
                     elif source != self._commands:
                         self._aggregator_ended()
                     elif not self._read():
                         return
-                self._send_ledgers()
                 self._send_aggregator_news()
         finally:
             with self._lock:  # closes all, also if one raises
