@@ -28,6 +28,7 @@ from dpcfl_net.core.job_reader import read_signed_protocol
 from dpcfl_net.core.run_folder import EXPERIMENT
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.host_aggregator import HostAggregator
@@ -35,10 +36,15 @@ from dpcfl_net.launch.placement.messages import (
     FILES,
     PUBLIC_FILES,
     AggregatorEnded,
+    AggregatorRecords,
     LoseClient,
     PrepareKeys,
     PublicKeys,
+    SendSignal,
+    SetJob,
     StartAggregator,
+    StartWorker,
+    WorkerEnded,
 )
 from dpcfl_net.launch.placement.remote import Host
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
@@ -102,6 +108,21 @@ def test_groups_that_do_not_fit_the_hosts_are_refused(sizes, size, said):
 def test_more_hosts_than_worker_processes_are_refused():
     with pytest.raises(ConfigError, match="3 hosts for 2 worker processes"):
         placement_of(1, 1, 1).group_sizes(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("listening", "bound", "reached", "relay"),
+    [
+        (ListenAddress("10.0.0.1"), "tcp://10.0.0.1:*", "tcp://10.0.0.1:9", None),
+        (ListenAddress("::1", ports=(5700, 5701)), "tcp://[::1]:5700", "tcp://[::1]:9", 5702),
+        (ListenAddress("10.0.0.1", bind="0.0.0.0", ports=(5701, 5700)), "tcp://0.0.0.0:5701", "tcp://10.0.0.1:9", 5702),
+    ],
+)
+def test_addresses_of_this_machine_for_workers_elsewhere(listening, bound, reached, relay):
+    placement = RemotePlacement([], listening)
+    assert placement.bind("coordinator") == bound
+    assert placement.reachable_address("tcp://0.0.0.0:9") == reached
+    assert placement.first_relay_port() == relay
 
 
 @pytest.mark.parametrize("value", ["1001", "-1", "x", "[]", "[0, 5]", "[2.5, 2.5]", "true"])
@@ -179,6 +200,35 @@ def test_an_aggregator_gets_the_public_part_of_the_job_and_nothing_else(tmp_path
 def test_a_host_without_an_aggregator_refuses_commands_for_one(tmp_path, command):
     with pytest.raises(Refused, match="which this host does not have"):
         reports_of(tmp_path / "run", command)
+
+
+def test_new_records_of_an_aggregator_are_reported_without_lines_that_a_crash_has_cut(tmp_path):
+    (tmp_path / "messages.jsonl").write_text('{"of": "an earlier agent"}\n')
+    aggregator = HostAggregator(tmp_path, 0)
+    assert not [*aggregator.news()]
+    with (tmp_path / "messages.jsonl").open("a") as file:
+        file.write('{"round": 1}\n{"rou\n[2]\n{"round": 2}\n{"round":')
+    (tmp_path / "warnings.jsonl").write_text('{"text": "late"}\n')
+    messages = AggregatorRecords(file="messages", lines=[{"round": 1}, {"round": 2}])
+    assert [*aggregator.news()] == [messages, AggregatorRecords(file="warnings", lines=[{"text": "late"}])]
+    with (tmp_path / "messages.jsonl").open("a") as file:
+        file.write(" 3}\n")
+    assert [*aggregator.news()] == [AggregatorRecords(file="messages", lines=[{"round": 3}])]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -15), (signal.SIGKILL, -9), (signal.SIGSTOP, None)])
+def test_a_worker_that_is_ended_before_its_aggregator_listens_does_not_start_and_its_end_is_told(tmp_path, number, code):
+    """The launcher waits for the end of each worker that it has started."""
+    job = SetJob(
+        files=dict.fromkeys(FILES, "{}"), operator_key="k", connect="tcp://127.0.0.1:9", observer="tcp://127.0.0.1:9",
+        runtime=RuntimeSettings(), data_root=None, firsts=[3, 4],
+    )  # fmt: skip
+    start = [StartWorker(first=first, count=1, group=False) for first in (3, 4)]
+    keys = PrepareKeys(clients=[3, 4], existing=False, aggregator=0)
+    found = reports_of(tmp_path / "run", keys, job, *start, SendSignal(first=3, number=number))
+    ended = [report for report in found if isinstance(report, WorkerEnded)]
+    assert ended == ([] if code is None else [WorkerEnded(first=3, code=code, log="")])
+    assert not [*(tmp_path / "run" / "logs").iterdir()]
 
 
 # complete runs

@@ -1,9 +1,10 @@
-"""Connections to hosts that are lost: while a process is started there, and without the agent there seeing it."""
+"""Connections to hosts that are lost: what their processes count as, and what the next connection begins with."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from agent_reports import reports_of
@@ -12,10 +13,20 @@ from dpcfl_net import __version__
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import agent as agent_module
 from dpcfl_net.launch.placement import remote
-from dpcfl_net.launch.placement.base import ClientRange
-from dpcfl_net.launch.placement.messages import AgentHello, PrepareKeys, PublicKeys, StartWorker, read_command
+from dpcfl_net.launch.placement.base import LOST, ClientRange
+from dpcfl_net.launch.placement.connection import CommandConnection
+from dpcfl_net.launch.placement.messages import (
+    AgentHello,
+    GroupCommand,
+    PrepareKeys,
+    PublicKeys,
+    SetJob,
+    StartWorker,
+    read_command,
+)
 from dpcfl_net.launch.placement.remote import Host, HostAgent
 
 
@@ -57,9 +68,7 @@ def test_a_worker_that_starts_while_its_host_is_lost_runs_once_and_is_known(tmp_
 
     monkeypatch.setattr(remote, "StartWorker", lost_meanwhile)
     handle = agent.start(ClientRange(range(1), group=False), tmp_path / "log")
-    deadline = time.monotonic() + 60
-    while not connections[1].sent and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: connections[1].sent)
     assert [command.first for command in connections[1].sent] == [0]
     assert handle.poll() is None
     agent.hang_up()
@@ -78,3 +87,101 @@ def test_a_host_whose_previous_agent_still_holds_the_folder_is_tried_again(tmp_p
         reports_of(tmp_path, again)
     assert refused.value.exit_code not in (2, 3)  # a worker pool starts no process again after these
     assert isinstance(reports_of(tmp_path, again)[-1], PublicKeys)
+
+
+def test_a_lost_host_is_told_its_clients_and_its_job_before_it_starts_a_worker(tmp_path):
+    job = SetJob(files={}, operator_key="k", connect="", observer="", runtime=RuntimeSettings(), data_root=None, firsts=[3])
+    connections = [Connection(), Connection()]
+    left = iter(connections)
+    agent = HostAgent(Host("far", lambda: next(left)))
+    agent.keys = {3: "k", 4: "k"}
+    agent.open()
+    agent.wait_for(agent.has_answered, 60)
+    agent.set_job(job)
+    connections[0].ends.set()
+    agent.join(60)
+    handle = agent.start(ClientRange(range(3, 5), group=True), tmp_path / "log")
+    handle.send_command("start 3")
+    until(lambda: len(connections[1].sent) == 4)
+    assert connections[1].sent == [
+        PrepareKeys(clients=[3, 4], existing=True),
+        job,
+        StartWorker(first=3, count=2, group=True),
+        GroupCommand(first=3, word="start 3"),
+    ]
+    agent.hang_up()
+    agent.join(60)
+    handle.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(2, "no such file", "ssh"), "host far: cannot run ssh: no such file or folder"),
+        (RuntimeError("the cluster is gone"), "host far: RuntimeError: the cluster is gone"),
+    ],
+)
+def test_a_host_that_cannot_be_reached_again_ends_its_workers_with_the_reason_and_forgets_their_commands(
+    tmp_path, monkeypatch, error, said
+):
+    """A command that was kept for it would start a worker whose end has been told."""
+    monkeypatch.setattr(remote, "RECONNECT_S", 0.0)
+    later = Connection()
+    answers = iter([error, later])
+
+    def connect():
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    agent = HostAgent(Host("far", connect))
+    lost = agent.start(ClientRange(range(3, 4)), tmp_path / "lost.log")
+    assert lost.wait(60) == LOST
+    assert lost.log_path.read_text() == f"{said}\n"
+    agent.join(60)
+    handle = agent.start(ClientRange(range(4, 5)), tmp_path / "log")
+    until(lambda: later.sent)
+    assert [command.first for command in later.sent] == [4]
+    agent.hang_up()
+    agent.join(60)
+    for one in (lost, handle):
+        one.close()
+
+
+def test_a_run_that_ends_does_not_wait_for_a_host_that_it_tries_to_reach(monkeypatch):
+    tried = threading.Event()
+
+    def connect():
+        tried.set()
+        raise ConnectionRefusedError(111, "connection refused")
+
+    monkeypatch.setattr(remote, "RETRY_S", 0.05)
+    agent = HostAgent(Host("far", connect))
+    agent.open(reconnect=True)
+    thread = agent._thread
+    assert tried.wait(60)
+    agent.hang_up()
+    thread.join(remote.RECONNECT_S / 2)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 255", "the connection was lost"),
+        ("echo a route >&2; echo is gone >&2; exit 255", "exit code 255: a route; is gone"),
+        ("exit 7", "exit code 7: no message"),
+    ],
+)
+def test_the_end_of_the_command_that_reaches_a_host_is_told_as_ssh_means_it(tmp_path, script, said):
+    connection = CommandConnection(["sh", "-c", script], tmp_path / "log")
+    assert [*connection.reports()] == []
+    assert connection.failure() == said
+    connection.close(10)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a thread."""
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
