@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import signal
 import stat
-from contextlib import suppress
-from functools import partial
 
 import pytest
+from folder_names import after_each_kill
 from journals import MOST_CUT, cut_debit, keys_in, slot_start
 
 from dpcfl_net.core import locks
@@ -606,33 +604,7 @@ def test_folders_that_a_killed_process_created_without_a_flush_are_flushed_befor
     tmp_path, monkeypatch
 ):
     """Only the process that created them flushed their names: the next ledger, charges included, was lost with an unflushed folder."""
-    real = os.mkdir
-    for last in itertools.count():
-        folder, calls, unflushed = tmp_path / str(last) / "run" / "ledgers" / "client", itertools.count(), set()
-        folder.parents[2].mkdir()
-
-        def mkdir(path, *mode, kill, unflushed=unflushed):
-            kill()
-            real(path, *mode)
-            unflushed.add(str(path))
-
-        def fsync(fd, *, kill, unflushed=unflushed):
-            kill()
-            parent = os.readlink(f"/proc/self/fd/{fd}")
-            unflushed -= {name for name in unflushed if os.path.dirname(name) == parent}
-
-        def kill(calls=calls, last=last):
-            if next(calls) == last:
-                raise KeyboardInterrupt
-
-        for kill_here in (kill, lambda: None):
-            with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-                patch.setattr(os, "mkdir", partial(mkdir, kill=kill_here))
-                patch.setattr(os, "fsync", partial(fsync, kill=kill_here))
-                Ledger(folder, owner=OWNER).close()
-        assert unflushed == set()
-        if next(calls) <= last:
-            break
+    after_each_kill(tmp_path, monkeypatch, lambda folder, _: Ledger(folder, owner=OWNER).close())
 
 
 def test_a_task_costs_two_flushes_in_the_order_that_the_charge_needs(tmp_path, monkeypatch):

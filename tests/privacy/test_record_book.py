@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SMALL, dpcfl, write_config
+from folder_names import after_each_kill
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
@@ -330,6 +331,22 @@ def test_folders_of_a_new_book_are_flushed_into_the_folders_above(tmp_path, monk
     flushed.clear()
     enrol(RecordBook(folder), "b")  # an earlier process may have been killed before it flushed the name of the same records
     assert folder / "records" in flushed
+
+
+def test_folders_that_a_killed_process_created_without_a_flush_are_flushed_before_a_claim_is_entered(tmp_path, monkeypatch):
+    """A power failure that kept the line of the first claim and lost the folder of its records left a book that was refused as edited."""
+    real = os.replace
+
+    def use(folder, unflushed):
+        def replace(draft, path):
+            assert unflushed == set() or path.name != BOOK
+            real(draft, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            enrol(RecordBook(folder), "a")
+
+    after_each_kill(tmp_path, monkeypatch, use)
 
 
 def test_plans_run_several_times_are_merged():
