@@ -89,7 +89,7 @@ def accuracy_of_clients_by_round(view: RunView) -> Figure:
         "yaxis": axis("client", autorange="reversed", showgrid=False, tickvals=list(range(len(names))), ticktext=names),
     }
     sampled = f" Every {every} rounds." if every > 1 else ""
-    caption = f"{_part(view, shown)}From {min(values):.0f} % (faint) to {max(values):.0f} % (strong).{sampled}"
+    caption = f"{_part(view, shown)}From {min(values):.1f} % (faint) to {max(values):.1f} % (strong).{sampled}"
     return Figure("clients-rounds", title, caption, spec(data, 96 + max(18 * len(shown), 130), **layout))
 
 

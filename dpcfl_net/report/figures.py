@@ -19,6 +19,7 @@ MANY = 300  # with more clients, figures show quantiles or a sample
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 CURVES = 40  # of epsilon; more are shown as quantiles
 LEAST_SAMPLED = 4  # clients of a kind, in a sample
+NO_MESSAGES = "all clients ran in one process, without messages"
 BARS = 150  # of one trace over rounds; more rounds are a line
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
 DASHES = ("solid", "dash", "dashdot", "longdash")
@@ -191,7 +192,7 @@ def traffic(view: RunView) -> Figure:
     rows = {at: (number(line.get("bytes_up")), number(line.get("bytes_down"))) for at, line in sorted(view.served.items())}
     most = max((value or 0 for row in rows.values() for value in row), default=0)
     if not most:
-        none = "all clients ran in one process, without messages" if view.one_process else "the server has counted no bytes yet"
+        none = NO_MESSAGES if view.one_process else "the server has counted no bytes yet"
         return Figure("bytes", title, why=none)
     unit, scale = next((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale)
     data = [

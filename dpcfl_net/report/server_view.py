@@ -141,7 +141,8 @@ def _records(view: RunView) -> str:
     if not known:
         return "At most the number of records of each client: no data, no labels."
     span = str(min(known)) if min(known) == max(known) else f"{min(known)} to {max(known)}"
-    return f"Number of records of each of the {len(known)} clients ({span}): no data, no labels."
+    whose = f"each of the {len(known)} clients" if len(known) > 1 else "the client"
+    return f"Number of records of {whose} ({span}): no data, no labels."
 
 
 def _data(view: RunView) -> str:

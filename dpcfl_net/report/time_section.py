@@ -104,12 +104,12 @@ def _reached(view: RunView) -> Table:
     best = max((point.accuracy for point in curve), default=0.0)
     unit, scale = time_unit(max(view.elapsed.values(), default=0.0))
     rows = []
-    for share in (0.5, 0.8, 0.9, TARGET_SHARE):
-        target = math.floor(100 * share * best) / 100
+    # Two shares of a low accuracy may be the same whole percent.
+    for target in dict.fromkeys(math.floor(100 * share * best) / 100 for share in (0.5, 0.8, 0.9, TARGET_SHARE)):
         point = first_reached(curve, target)
         if point is not None and target > 0:
             rows.append([f"{100 * target:.0f} %", str(point.round), f"{point.seconds / scale:.1f}"])
-    caption = f"50, 80, 90 and 95 % of the best mean accuracy, {percent(best)}. {_clock(view)} from the start of round 1."
+    caption = f"50, 80, 90 and 95 % of the best mean accuracy, {percent(best)}, rounded down. {_clock(view)} from the start of round 1."
     return Table("Time to accuracy", ["mean accuracy", "round", unit], rows, caption)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.report.figures import (
     COLOURS,
+    NO_MESSAGES,
     Figure,
     axis,
     colour,
@@ -24,6 +25,8 @@ from dpcfl_net.results.summary import read_run_job
 
 UPDATES, CHOICES = "Updates in two components, by round", "Clusters that clients chose"
 NOT_KEPT = "the transcript holds no tensors (output.transcript: full keeps them)"
+NOT_WRITTEN = "aggregators write no transcript"
+MASKED = "clients send masked vectors in secure sums; one alone shows nothing"
 RAW = "the server is trusted and received raw updates, which the privacy statement does not cover"
 
 
@@ -35,10 +38,15 @@ def transcript_figures(view: RunView) -> list[Figure]:
     """
     last = max(view.served, default=0)
     rounds = sorted({(1 + last) // 2 if view.first_round else 1, last} - {0})
+    if view.one_process:
+        return _left_out(NO_MESSAGES)
+    if mapping(view.config, "runtime").get("aggregators"):
+        return _left_out(NOT_WRITTEN)
     if mapping(view.config, "output").get("transcript") != "full":
         return _left_out(NOT_KEPT)
-    if mapping(view.run, "privacy").get("trust") != "untrusted-server":
-        return _left_out(RAW)
+    trust = mapping(view.run, "privacy").get("trust")
+    if trust != "untrusted-server":
+        return _left_out(MASKED if trust == "secure-aggregation" else RAW)
     try:
         seen = read_seen(view.folder, read_run_job(view.folder), rounds)
     except (ConfigError, Refused) as error:

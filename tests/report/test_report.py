@@ -18,7 +18,9 @@ from dpcfl_net.report.diagnostics import diagnostics
 from dpcfl_net.report.lead import privacy_facts, result_line
 from dpcfl_net.report.page import key_figures, write_report
 from dpcfl_net.report.server_view import cluster_sizes, two_views
+from dpcfl_net.report.time_section import time_tables
 from dpcfl_net.report.timeline import BARS, ROWS, timeline
+from dpcfl_net.report.transcript_figures import transcript_figures
 from dpcfl_net.results import run_view
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.number_format import duration, percent, size, tiny
@@ -209,6 +211,46 @@ def test_a_run_in_one_process_has_no_bytes(tmp_path: Path) -> None:
     assert not [label for label, _ in key_figures(view) if label.startswith("Bytes")]
     assert two_views(view)[0][:2] == ("Messages", "None: all clients ran in one process.")
     assert figures.traffic(view).why == "all clients ran in one process, without messages"
+    assert {figure.why for figure in transcript_figures(view)} == {"all clients ran in one process, without messages"}
+
+
+@pytest.mark.parametrize(
+    ("trust", "settings", "why"),
+    [
+        (
+            "untrusted-server",
+            {"output": {"transcript": "off"}},
+            "the transcript holds no tensors (output.transcript: full keeps them)",
+        ),
+        ("trusted-server", {"output": {"transcript": "full"}}, "raw updates, which the privacy statement does not cover"),
+        ("secure-aggregation", {"output": {"transcript": "full"}}, "masked vectors in secure sums; one alone shows nothing"),
+        ("secure-aggregation", {"runtime": {"aggregators": 2}}, "aggregators write no transcript"),
+    ],
+)
+def test_updates_that_are_not_drawn_are_left_out_for_the_right_reason(
+    trust: str, settings: dict, why: str, finished: Path
+) -> None:
+    view = read_run(finished)
+    view.run["privacy"]["trust"] = trust
+    view.config |= settings
+    assert all(figure.why.endswith(why) for figure in transcript_figures(view))
+
+
+def test_times_to_accuracies_that_are_the_same_whole_percent_are_one_row(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    for t, accuracy in ((1, 0.1), (2, 0.125)):
+        served = {"view": "server", "round": t, "seconds": 2.0, "bytes_up": 9, "bytes_down": 9}
+        write_lines(folder / "metrics.jsonl", [served, {"view": "observer", "round": t, "accuracy_mean": accuracy}])
+    (table,) = time_tables(read_run(folder))
+    assert table.rows == [["6 %", "1", "2.0"], ["10 %", "1", "2.0"], ["11 %", "2", "4.0"]]
+
+
+def test_the_servers_view_of_one_client_speaks_of_the_client(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    document = json.loads((folder / "protocol.json").read_text(encoding="utf-8"))
+    (folder / "protocol.json").write_text(json.dumps({**document, "roster": document["roster"][:1]}), encoding="utf-8")
+    seen = {name: server for name, server, _ in two_views(read_run(folder))}
+    assert seen["The data"] == "Number of records of the client (2000): no data, no labels."
 
 
 @pytest.mark.parametrize("data", [{"partition": "natural"}, {"partition": "dirichlet", "alpha": 0.3}])
