@@ -18,6 +18,7 @@ import dpcfl_net as package
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report.export import export
+from dpcfl_net.results.run_view import read_run
 
 
 @pytest.fixture
@@ -65,6 +66,11 @@ def test_metrics_are_tables_by_round_and_by_client(run: Path, tmp_path: Path) ->
     assert 0 < float(rounds[-1]["accuracy_worst"]) < float(rounds[-1]["accuracy"]) < 1
     assert len(clients) == 6 * 21
     last = [row for row in clients if row["round"] == "6"]
+    assert list(last[0]) == ["round", "client", "true_cluster", "cluster", "accuracy", "epsilon_spent"]
+    assert [int(row["client"]) for row in last] == list(range(21))
+    view = read_run(run)
+    assert [int(row["cluster"]) for row in last] == view.grouping[6]["assignment"]
+    assert [float(row["epsilon_spent"]) for row in last] == view.spent[6]
     assert [int(row["true_cluster"]) for row in last] == true_clusters()
     assert np.mean([float(row["accuracy"]) for row in last]) == pytest.approx(float(rounds[-1]["accuracy"]))
 
@@ -87,6 +93,13 @@ def test_what_an_earlier_export_left_is_removed_and_other_files_stay(run: Path, 
         (out / name).write_text("")
     written = export(run, out)
     assert {path for path in out.rglob("*") if path.is_file()} == {*written, *(out / name for name in other)}
+
+
+def test_tables_of_an_earlier_export_go_where_the_run_has_no_rounds(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    (run / "metrics.jsonl").unlink()
+    export(run, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.csv"))
 
 
 def test_the_statement_is_kept_whole(run: Path, tmp_path: Path) -> None:

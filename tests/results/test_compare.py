@@ -129,6 +129,36 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path):
     assert first["F_acc %"] == "3.0 +- 0.0"
 
 
+def test_runs_of_other_noise_seeds_or_orders_of_settings_are_one_row(tmp_path):
+    seeded = [{"noise": "seeded", "noise_seed": letter * 64} for letter in "ab"]
+    folders = [write_result(tmp_path / str(seed), seed=seed, privacy=own) for seed, own in enumerate(seeded)]
+    settings = yaml.safe_load((folders[1] / "config.yaml").read_text())
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(dict(reversed(settings.items())), sort_keys=False))
+    (row,) = compare.rows(map(read_result, folders))
+    assert len(row.results) == 2
+
+
+def test_the_table_has_a_column_for_each_share(tmp_path):
+    (row,) = cells(compare_table.table(compare.rows([read_result(write_result(tmp_path / "a", accuracy=0.7))])))
+    assert [row[f"{share} %"] for share in ("mean", "minority", "worst", "p10")] == ["70.0", "68.0", "65.0", "66.0"]
+
+
+def test_the_caption_says_that_no_epsilon_covers_fairness_also_where_one_row_has_it(tmp_path):
+    folders = [write_result(tmp_path / name, name) for name in ("global", "oracle")]
+    lines = (folders[1] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folders[1] / "metrics.jsonl").write_text("".join(line for line in lines if "f_acc" not in line))
+    table = compare_table.table(compare.rows(map(read_result, folders)))
+    assert [row["F_loss"] for row in cells(table)] == ["0.200", "–"]
+    assert table.caption.endswith("F_acc and F_loss are against models trained without privacy: no epsilon covers them")
+
+
+def test_an_alert_of_many_runs_names_the_first_and_counts_the_others(tmp_path):
+    folders = [write_result(tmp_path / f"run{seed}", seed=seed, terms={"insecure": seed > 0}) for seed in range(6)]
+    for count, named in ((6, "run1, run2, run3 and 2 more: "), (4, "run1, run2, run3: "), (1, None)):
+        _, alerts = compare.statements(map(read_result, folders[:count]))
+        assert [alert.partition("INSECURE")[0] for alert in alerts] == ([] if named is None else [named])
+
+
 def test_a_run_with_tuned_settings_repeats_one_that_was_given_them(tmp_path):
     note = {
         "search": "grid", "trials": 2, "seeds": [0], "algorithms": ["global"], "settings": {"local.lr": [0.1, 0.5]},
@@ -361,6 +391,7 @@ def test_csv_has_a_line_a_run_with_whole_figures(tmp_path):
     assert float(first["accuracy_mean"]) == third
     assert (first["epsilon"], second["epsilon"], first["delta"]) == ("5.0", "inf", "0.0001")
     assert first["clusters_recovered"] == "True"
+    assert (first["epsilon_spent"], first["epsilon_replace_one"], first["trust"]) == ("4.99", "10.87", "untrusted-server")
 
 
 def test_command_prints_the_table_and_writes_the_csv(tmp_path):
@@ -478,7 +509,12 @@ def test_a_sweeps_page_tells_swept_settings_from_those_of_all_runs_and_draws_no_
     page = write_sweep(write_sweep_folder(tmp_path, axes, runs))
     assert "Swept: algorithm.name global, oracle." in page.read_text()
     assert "Set in all runs: rounds 6; seed 0." in page.read_text()
-    assert "bytes" in drawn(page)
+    cost = drawn(page)["bytes"]
+    assert cost["layout"]["barmode"] == "stack"
+    assert [(bar["name"], bar["y"], bar["x"]) for bar in cost["data"]] == [
+        ("from clients (up)", ["global", "oracle"], [97.0, 97.0]),
+        ("to clients (down)", ["global", "oracle"], [110.0, 110.0]),
+    ]
     for run in runs:
         document = json.loads((run / "run.json").read_text())
         (run / "run.json").write_text(json.dumps({**document, "bytes_up": 0, "bytes_down": 0}))
