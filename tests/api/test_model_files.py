@@ -14,7 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import dpcfl_net as dpcfl
-from dpcfl_net.data.partition import open_client
+from dpcfl_net.data.partition import open_client, open_set
+from dpcfl_net.data.records import ClientData
+from dpcfl_net.data.regression import LinearTask
+from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.results.models import export_models
 from dpcfl_net.results.summary import run_settings
@@ -55,6 +58,32 @@ def test_metadata_says_how_to_build_the_module_and_feed_it(with_epsilon):
         "epsilon": "5.0", "delta": "0.0001", "unit": "sample", "round": "3", "algorithm": "dp-ifca",
     }  # fmt: skip
     assert len(said["job"]) == 64
+
+
+@pytest.mark.parametrize("kind", ["bytes", "floats"])
+def test_inputs_scaled_as_the_metadata_says_are_those_that_the_model_was_trained_on(kind, with_epsilon, tmp_path):
+    settings = {
+        **TINY,
+        "data": {
+            "dataset": "regression",
+            "clients": [2],
+            "shift": "line",
+            "noise": 0.1,
+            "train_per_client": 64,
+            "test_per_client": 8,
+        },
+        "model": {"name": "linear"},
+        "algorithm": {"name": "dp-fedavg", "sampling_rate": 1.0},
+        "privacy": {"epsilon": 5, "delta": 1e-2, "unit": "client", "trust": "trusted-server"},
+        "output": {"transcript": "off"},
+    }
+    run = with_epsilon if kind == "bytes" else dpcfl.run(settings, tmp_path, "in-process", progress=False)
+    images = open_set(DataSettings.model_validate(run.job.experiment.data), None)
+    line = None if kind == "bytes" else LinearTask(1.0, 0.0, 0.1)
+    inputs, _ = ClientData(images, "train", np.arange(5), line=line).batch(np.arange(5), 5)
+    said = run.models.metadata(0)
+    scaled = (images.train_x[:5] / float(said["input_largest"]) - float(said["input_mean"])) / float(said["input_deviation"])
+    assert inputs.numpy() == pytest.approx(scaled, abs=1e-5)
 
 
 def test_files_hold_the_bits_of_the_last_checkpoint(in_process, by_network):
