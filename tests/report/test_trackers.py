@@ -64,6 +64,25 @@ def test_every_figure_of_a_round_belongs_to_one_view() -> None:
     assert {tag.split("/")[0] for tag in found} == {"server", "observer"}
 
 
+def test_the_result_has_the_last_accuracies_the_agreement_and_the_epsilon_spent(
+    with_epsilon: dpcfl.Run, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(with_epsilon.path, tmp_path / "run"))
+    document = json.loads((folder / "run.json").read_text())
+    accuracies = {"accuracy_mean": 0.6, "accuracy_worst": 0.4, "accuracy_minority": 0.5, "accuracy_central": 0.55}
+    document["final"] |= {**accuracies, "ari": 0.25}
+    for spent in (4.5, None):
+        document["privacy"]["epsilon_spent"] = spent
+        (folder / "run.json").write_text(json.dumps(document))
+        assert base.result(dpcfl.open_run(folder)) == {
+            "final/observer/mean": 0.6,
+            "final/observer/worst": 0.4,
+            "final/observer/minority": 0.5,
+            "final/observer/central": 0.55,
+            "final/observer/ari": 0.25,
+        } | ({} if spent is None else {"final/server/epsilon_spent": spent})
+
+
 def test_a_tracker_hears_of_begin_rounds_and_end_and_a_resumed_run_gives_it_the_rest(tmp_path: Path) -> None:
     first, second = Recorder(), Recorder()
     callbacks = [first, lambda metrics: metrics.round < 1]
