@@ -9,8 +9,9 @@ and at most P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3
   numbers are exact.
 - factor = min(1, clip' / bound), so a factor times its record has a norm of at most clip' (1 + 4 u). Below the smallest normal
   number a factor has no such precision: it could round up to twice its value, and crafted weights reach it. A record whose factor
-  would be so small is removed. The product of a factor and a signal of an outer product may be as small; a record with a side
-  above 2^40 is removed, so that this moves the sum by less than 2^-80 sqrt(outputs) clip, for all clip norms from 1e-9.
+  would be so small is removed. The product of a factor and a signal of an outer product may be as small, and is lost below 2^-126
+  in float32; a record with a side above 2^40 is removed, so that this moves the sum by less than 2^-86 sqrt(outputs). That is
+  2^-56 sqrt(outputs) clip for the smallest clip norm, 1e-9; the factor takes one u of the 4 u, which leaves room for it.
 - A sum of P such records in working precision is off by at most gamma_{P+2} P clip' (1 + 4 u), so two adjacent sums differ
   by at most clip' (1 + 4 u)(1 + u)(1 + 2 P gamma_{P+2}). clip' is `clip` divided by that: 0.9998 of it at 40 slots, 0.9992 at 80.
 

@@ -58,7 +58,10 @@ class BoundedRangeSelection(Mechanism):
     def losses(self, adjacency: Adjacency, interval: float) -> list[tuple[tuple[Losses, ...], int]]:
         """See `Composable`. All selections of one range form one block, in any order among the other releases.
 
-        A server that knows all noisy sums in advance can only choose better selections, so the order does not matter.
+        Let T be a step of the recursion in `selection_block`, and C F(y) the mean of F(y - loss) over the losses of the pair of
+        another release. T C F <= C T F, since a maximum of means is at most the mean of maxima: a server that knows the other
+        release in advance can only choose better selections. The block of another range is such a pair, and such means commute.
+        So, from the last selection backwards, each one joins the block of its range.
         """
         blocks = block_sizes(self.epsilon, self.count)
         return [((selection_block(self.epsilon, size, interval),), n) for size, n in blocks.items()]
