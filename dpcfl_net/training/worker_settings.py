@@ -1,4 +1,4 @@
-"""Torch's settings of a worker process, for code that runs in the process of a caller who may have set others."""
+"""Settings of torch and NumPy in a worker process, for code that runs in the process of a caller who may have set others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 @contextlib.contextmanager
 def as_in_a_worker() -> Iterator[None]:
-    """Use the settings of a worker process and restore those of torch and BLAS afterwards.
+    """Use the settings of a worker process and restore those of torch, NumPy and BLAS afterwards.
 
-    A worker has one thread, the CPU, float32 in full precision, gradients, and no autocast. Under other settings a run would have
-    other bits, or fail.
+    A worker has one thread, the CPU, float32 in full precision, gradients, no autocast, torch's usual choice of kernels, and
+    NumPy's usual reaction to floating-point errors. Under other settings a run would have other bits, or fail.
     """
+    import numpy as np
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -29,6 +30,8 @@ def as_in_a_worker() -> Iterator[None]:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(_numbers_restored(torch))
+            stack.enter_context(_usual_kernels(torch))
+            stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
             torch.set_num_threads(1)
             torch.set_default_dtype(torch.float32)
             yield
@@ -56,6 +59,26 @@ def _numbers_restored(torch: Any) -> Iterator[None]:
             torch.set_float32_matmul_precision(precision)
         for part, value in zip(parts, each, strict=True):
             part.fp32_precision = value
+
+
+@contextlib.contextmanager
+def _usual_kernels(torch: Any) -> Iterator[None]:
+    """Let torch choose its kernels as in a new process, and restore the caller's choice."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    deterministic, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    one_dnn = torch.backends.mkldnn.enabled
+    attention = [
+        SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION,
+    ]  # fmt: skip
+    try:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.mkldnn.enabled = True
+        with sdpa_kernel(attention):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        torch.backends.mkldnn.enabled = one_dnn
 
 
 def _flushes_denormals(torch: Any) -> bool:

@@ -175,11 +175,16 @@ def test_no_setting_of_the_callers_torch_reaches_a_run_or_is_changed_by_it(tmp_p
     torch.backends.mkldnn.conv.fp32_precision = "bf16"
     flags = [part.fp32_precision for part in PRECISION]
     torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.mkldnn.enabled = False
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
             other = api.run(settings, tmp_path / "other", "in-process", progress=False)
             assert torch.is_autocast_enabled("cpu")
             assert torch.is_inference_mode_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.backends.mkldnn.enabled
         assert torch.get_default_device().type == "meta"
         assert torch.get_float32_matmul_precision() == "medium"
         assert [part.fp32_precision for part in PRECISION] == flags
@@ -187,6 +192,8 @@ def test_no_setting_of_the_callers_torch_reaches_a_run_or_is_changed_by_it(tmp_p
         torch.set_default_device(None)
         torch.set_float32_matmul_precision(before)
         torch.backends.mkldnn.conv.fp32_precision = "none"
+        torch.use_deterministic_algorithms(False)
+        torch.backends.mkldnn.enabled = True
     assert models(other.path) == models(plain.path)
 
 
