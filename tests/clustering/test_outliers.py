@@ -198,15 +198,34 @@ def test_noise_alone_reaches_as_far_as_once_in_a_thousand_rounds():
     assert reach == pytest.approx(chi2.isf(1e-3 / 100, P), abs=5)
 
 
-def test_noise_is_not_taken_for_heterogeneity_in_few_directions():
+@pytest.mark.parametrize("deviation", [1.0, 3.0])
+def test_noise_is_not_taken_for_heterogeneity_in_few_directions(deviation):
     """With few clients the products of residuals vary: believed as they are, they would let an outlier reach three times as far."""
-    labels = np.repeat([0, 1], 8)
+    labels, noise = np.repeat([0, 1], 8), KnownNoise(P, deviation)
     for seed in range(20):
         x, _ = updates([8, 8], 20, [8, seed])
-        points = coordinates(centred_gram(x))
-        _, reach = outliers.outliers(points, labels, NOISE)
-        _, alone = outliers.outliers(points, labels, NOISE, heterogeneity=False)
-        assert (reach - P).max() < 1.5 * (alone - P).max()
+        points = coordinates(centred_gram(deviation * x))
+        _, reach = outliers.outliers(points, labels, noise)
+        _, alone = outliers.outliers(points, labels, noise, heterogeneity=False)
+        assert (reach - noise.squared_norm).max() < 1.5 * (alone - noise.squared_norm).max()
+
+
+@pytest.mark.parametrize("directions", [2, 4, 8])
+def test_heterogeneity_reaches_as_far_as_its_chi_square_law(directions):
+    """Normal heterogeneity of known variance in a few directions: the reach that the formula gives, up to the error of its estimate."""
+    labels, deviation, variance, found = np.repeat([0, 1, 2], 30), 3.0, 27_000.0, []
+    noise, tail = KnownNoise(P, deviation), 1e-3 / len(labels)
+    for seed in range(4):
+        x, _ = updates([30, 30, 30], 20, seed)
+        x = deviation * x
+        rng = np.random.default_rng([directions, seed])
+        x[:, :directions] += math.sqrt(variance) * rng.standard_normal((len(x), directions))
+        marked, reach = outliers.outliers(coordinates(centred_gram(x)), labels, noise)
+        assert not marked.any()
+        found.append(reach[0])
+    middle, far = (variance * chi_square_quantile(directions, level) for level in (0.5, tail))
+    beyond = deviation**2 * (chi_square_quantile(P, tail) - P)
+    assert 0.9 < np.mean(found) / (noise.squared_norm + middle + math.hypot(beyond, far - middle)) < 1.25
 
 
 def test_the_law_of_a_hidden_client_widens_with_its_distance():
