@@ -283,6 +283,7 @@ class FederationRun:
                 self._pool.ended(sentinel)
         for child in self.children.values():  # aggregators, whose last records a host still has to send
             child.wait(max(0.0, deadline - clock.now()))
+        self._close_placement()  # hosts send the last lines of their ledgers
         if unmeasured := unmeasured_rounds(self.folder, self.config.rounds, self._evaluate_every):
             self._report(_unmeasured(unmeasured, self.config.rounds, self._files.log(OBSERVER)), unmeasured=unmeasured)
 
@@ -299,7 +300,11 @@ class FederationRun:
             stack.callback(self._pipes.close)
             stack.callback(self.children.clear)
             stack.callback(stop, [*self.children.values()], STOP_S)
-            self.placement.close()
+            self._close_placement()
+
+    def _close_placement(self) -> None:
+        for text in self.placement.close():
+            self._report(text)
 
     def devices(self) -> dict[str, int]:
         """See `run_kinds.Run`."""

@@ -34,6 +34,9 @@ class HostConnection(Protocol):
     def hang_up(self) -> None:
         """Close the agent's input: it ends its workers and exits."""
 
+    def cut(self) -> None:
+        """End the connection from this side, without the agent; `reports` ends then."""
+
     def close(self, patience_s: float) -> None:
         """Hang up and end the command on this machine, after `patience_s` seconds by SIGKILL."""
 
@@ -124,6 +127,10 @@ class CommandConnection:
             finally:
                 self._lock.release()
 
+    def cut(self) -> None:
+        """See `HostConnection`."""
+        self._process.kill()  # no effect if it has ended
+
     def close(self, patience_s: float) -> None:
         """See `HostConnection`."""
         assert self._process.stdout is not None
@@ -134,6 +141,6 @@ class CommandConnection:
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                self._process.kill()  # no effect if it has ended
+                self.cut()
                 self._process.wait()
                 self.hang_up()  # now `send` has given the lock back

@@ -111,8 +111,12 @@ class Placement(Protocol):
     def devices(self) -> dict[str, int]:
         """Return the number of worker processes by device, "cpu" or the UUID of a GPU, as far as known."""
 
-    def close(self) -> None:
-        """End all workers."""
+    def close(self) -> list[str]:
+        """End all workers; may be called twice.
+
+        Returns:
+            A warning about each host that did not end them.
+        """
 
 
 class LocalPlacement:
@@ -182,9 +186,10 @@ class LocalPlacement:
         """See `Placement`."""
         return dict(Counter(self._devices))
 
-    def close(self) -> None:
+    def close(self) -> list[str]:
         """See `Placement`."""
         with ExitStack() as closing:
             for one in (self._slots, self._launcher):
                 if one is not None:
                     closing.callback(one.close)
+        return []

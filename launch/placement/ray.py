@@ -119,7 +119,11 @@ class RayConnection:
         if self._ready:
             self._actor.hang_up.options(concurrency_group=COMMANDS).remote()
         else:
-            self._ray.kill(self._actor)  # ends the wait in `reports`
+            self.cut()  # ends the wait in `reports`
+
+    def cut(self) -> None:
+        """See `HostConnection`."""
+        self._ray.kill(self._actor)
 
     def close(self, patience_s: float) -> None:
         """See `HostConnection`."""
@@ -130,7 +134,7 @@ class RayConnection:
         except self._ray.exceptions.RayError:
             pass  # the agent ended with its actor or node
         finally:
-            self._ray.kill(self._actor)
+            self.cut()
 
 
 def describe_error(error: Exception) -> str:

@@ -215,11 +215,19 @@ class HostAgent:
         if connection is not None:
             connection.hang_up()
 
-    def join(self, seconds: float) -> None:
-        """Wait at most `seconds` for the end of the connection after `hang_up`."""
+    def join(self, seconds: float) -> bool:
+        """Wait at most `seconds` for the end of the connection after `hang_up`; return whether it has ended."""
         thread = self._thread
         if thread is not None:
             thread.join(seconds)
+        return thread is None or not thread.is_alive()
+
+    def cut(self) -> None:
+        """End the connection to an agent that does not react to `hang_up`, as where it is stopped."""
+        connection = self._connection
+        if connection is not None:
+            connection.cut()
+        self.join(CLOSE_S)
 
     def _serve(self, reconnect: bool) -> None:
         """Thread: connect, read reports, and record every worker as lost when the connection ends."""
@@ -357,18 +365,28 @@ class RemoteLauncher:
         return self._agents[process.clients[0]].start(process, self._logs / process.log)
 
 
-def close_all(agents: Sequence[HostAgent]) -> None:
-    """Close all connections and wait for them together."""
-    deadline = time.monotonic() + 2 * CLOSE_S
+def close_all(agents: Sequence[HostAgent]) -> list[str]:
+    """Close all connections and wait for them together.
+
+    Returns:
+        A sentence for each host whose agent did not end: its last reports are missing.
+    """
+    patience_s, silent = 2 * CLOSE_S, list[str]()
+    deadline = time.monotonic() + patience_s
 
     def join(agent: HostAgent) -> None:
-        agent.join(max(0.0, deadline - time.monotonic()))
+        if not agent.join(max(0.0, deadline - time.monotonic())):
+            agent.cut()
+            silent.append(
+                f"host {agent.host.name} did not end its workers within {patience_s:g} s: copies of its ledgers may lack their last lines"
+            )
 
     with ExitStack() as stack:  # each also after an error of another
         for agent in agents:
             stack.callback(join, agent)
         for agent in agents:
             stack.callback(agent.hang_up)
+    return silent
 
 
 def node_of(agent: HostAgent) -> Node:

@@ -189,12 +189,12 @@ class RemotePlacement:
         """See `Placement`."""
         return dict(Counter(device for agent in self._agents for device in agent.devices))
 
-    def close(self) -> None:
+    def close(self) -> list[str]:
         """See `Placement`."""
         if self._closed:
-            return
+            return []
         self._closed = True
-        close_all(self._agents)
+        return close_all(self._agents)
 
     def _clients_of(self, agent: HostAgent, clients: int) -> list[int]:
         return [client for client in range(clients) if self._agent_of[client // self._size] is agent]

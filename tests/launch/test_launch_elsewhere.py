@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -200,6 +201,21 @@ def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run)
     assert "host b" in output
     assert all(check.holds for check in verify_run(run, None))
     assert_nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_whose_host_does_not_send_its_last_lines_says_so_and_leaves_nothing(tmp_path):
+    process, run = started(write_config(tmp_path / "c"), hosts_file(tmp_path), tmp_path / "out")
+    agent_of(tmp_path / "root", "b").suspend()  # not its workers
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    said = "host b did not end its workers within 20 s: copies of its ledgers may lack their last lines"
+    assert [line["text"] for line in runlog.read(run / "warnings.jsonl") if line.get("view") == "launcher"] == [said]
+    assert said in output
+    assert_nothing_left(tmp_path)
+    for ledger in (tmp_path / "root").glob("*/b/ledgers/*/ledger.jsonl"):  # as the how-to says
+        shutil.copy(ledger, run / "ledgers" / ledger.parent.name)
+    assert all(check.holds for check in verify_run(run, None))
 
 
 @pytest.mark.slow

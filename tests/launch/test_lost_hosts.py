@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
+import psutil
 import pytest
 from agent_reports import reports_of
 
@@ -163,6 +165,23 @@ def test_a_run_that_ends_does_not_wait_for_a_host_that_it_tries_to_reach(monkeyp
     agent.hang_up()
     thread.join(remote.RECONNECT_S / 2)
     assert not thread.is_alive()
+
+
+def test_a_host_that_does_not_end_is_cut_off_and_told(tmp_path, monkeypatch):
+    """Its command stayed for ever, and a run whose copies of ledgers are incomplete ended without a word."""
+    monkeypatch.setattr(remote, "CLOSE_S", 0.5)
+    hello = AgentHello(version=__version__, host="far", cores=1, memory=1, gpus=[]).line().decode().strip()
+    agents, pids = [], [tmp_path / "stopped", tmp_path / "usual"]
+    for pid, then in zip(pids, ("exec sleep 600", "exec cat > /dev/null"), strict=True):
+        words = ["sh", "-c", f"echo $$ > {pid}; printf '%s\\n' '{hello}'; {then}"]
+        agents.append(HostAgent(Host(pid.name, partial(CommandConnection, words, tmp_path / "log"))))
+        agents[-1].open()
+        agents[-1].wait_for(agents[-1].has_answered, 60)
+    assert remote.close_all(agents) == [
+        "host stopped did not end its workers within 1 s: copies of its ledgers may lack their last lines"
+    ]
+    assert not [pid for pid in pids if psutil.pid_exists(int(pid.read_text()))]
+    assert all(agent.join(0) for agent in agents)
 
 
 @pytest.mark.parametrize(
