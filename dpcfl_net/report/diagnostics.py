@@ -83,7 +83,9 @@ def _heat_map(name: str, table: dict[int, list[float | None]], clients: int) -> 
     }]  # fmt: skip
     ticks = list(range(0, count, max(1, count // MOST_TICKS)))
     layout = {"xaxis": axis("round", showgrid=False), "yaxis": axis(row, autorange="reversed", showgrid=False, tickvals=ticks)}
-    caption = f"One row per {row}, as the server computed it."
+    measured = [value for values in table.values() for value in values if value is not None]
+    shades = f"From {plain(min(measured))} (faint) to {plain(max(measured))} (strong)."
+    caption = f"One row per {row}, as the server computed it. {shades}"
     return Figure(_key(name), f"Diagnostics: {name}", caption, spec(data, min(620, 120 + 18 * count), **layout))
 
 

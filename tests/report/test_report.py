@@ -673,6 +673,8 @@ def test_diagnostics_are_drawn_whatever_they_are_called(tmp_path: Path) -> None:
     assert set(by_name) == {"Diagnostics of the algorithm", "Diagnostics: by client"}
     assert heat[0]["z"] == [[1, 2, 3]] * 21
     assert by_name["Diagnostics: by client"]["layout"]["yaxis"]["title"]["text"] == "client"
+    (found,) = (figure for figure in diagnostics(read_run(folder)) if figure.title == "Diagnostics: by client")
+    assert found.caption == "One row per client, as the server computed it. From 1 (faint) to 3 (strong)."
 
 
 def transfers(t: int) -> list[dict]:

@@ -97,6 +97,16 @@ def test_a_tracker_hears_of_begin_rounds_and_end_and_a_resumed_run_gives_it_the_
     assert values[2] == run.rounds[-1].time
 
 
+def test_a_replay_gives_all_figures_of_a_run_that_has_ended(with_epsilon: dpcfl.Run) -> None:
+    recorder = Recorder()
+    assert recorder.replay(with_epsilon) is recorder
+    assert recorder.calls == [
+        ("open", ("finished", 1)),
+        *(("log", (one.round, base.scalars(one), one.time)) for one in with_epsilon.rounds),
+        ("close", "finished"),
+    ]
+
+
 def test_epsilons_that_are_computed_later_reach_the_tracker_at_the_end(with_epsilon: dpcfl.Run) -> None:
     recorder = Recorder()
     spent = {m.round: m.epsilon_spent for m in with_epsilon.rounds}
