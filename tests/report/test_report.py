@@ -702,7 +702,10 @@ def test_time_and_traffic_of_a_run_in_virtual_time(tmp_path: Path) -> None:
     text = own_part(write_report(folder))
     drawn = specs(text)
     assert "20:00 of virtual time" in text
-    assert drawn["accuracy-time"]["data"][0]["x"] == pytest.approx([400 / 60, 800 / 60, 20])
+    mean, target = drawn["accuracy-time"]["data"]
+    assert (mean["name"], mean["y"], mean["text"]) == ("mean", [25, 50, 75], [1, 2, 3])
+    assert mean["x"] == pytest.approx([400 / 60, 800 / 60, 20])
+    assert (target["name"], target["x"], target["y"]) == ("71.0 % reached", [20], [75])
     bars = {trace["name"]: trace["x"] for trace in drawn["client-time"]["data"]}
     assert bars["send"] == pytest.approx([1.5 / 60, 9 / 60], abs=1e-4)
     assert bars["wait for others"][0] > bars["wait for others"][1]
