@@ -629,6 +629,12 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
     assert "True clusters: 3/6/6/6" in observer
     assert "Mean " in observer
     assert "%" not in server
+    assert rows[1][1] == "Only what the client's gate released."
+    assert rows[2][1] == "Clients by cluster: 6/3/6/6, from a mixture with MSS 31.4 and MPO 0."
+    assert rows[-1][1:] == (
+        "40 rounds answered, 4.1 s each; 1 answer missing.",
+        "Workers' time: wait 88 %, train 10 %, send 2 %.",
+    )
 
 
 def test_settings_of_the_data_read_like_words(finished: Path) -> None:
