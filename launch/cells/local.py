@@ -16,6 +16,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, CellOutcome
+from dpcfl_net.launch.placement.base import end_of_process
 from dpcfl_net.launch.placement.local import cores
 from dpcfl_net.launch.sweep_grid import cell_folder
 
@@ -100,8 +101,7 @@ class CellProcess:
         except subprocess.TimeoutExpired:
             code = "none"
         lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").strip().splitlines()
-        memory = " (killed, for example because the machine had no memory left)" if code == -signal.SIGKILL else ""
-        return f"its process ended with code {code}{memory}: {lines[-1] if lines else 'no message'} (log: {self._log})"
+        return f"its process {end_of_process(code)}: {lines[-1] if lines else 'no message'} (log: {self._log})"
 
 
 class LocalCells:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -171,6 +172,12 @@ def _is_own(file: str) -> bool:
     return path.is_absolute() and "site-packages" not in path.parts and not any(map(path.is_relative_to, others))
 
 
+def end_of_process(code: int | str | None) -> str:
+    """Say with which exit code a process ended, and what usually sends SIGKILL."""
+    killed = " (killed, for example because the machine had no memory left)" if code == -signal.SIGKILL else ""
+    return f"ended with code {code}{killed}"
+
+
 def failure(title: str, code: int | None, log: Path, reason: str = "") -> DpcflError:
     """Build the error of a run that cannot continue without a process.
 
@@ -183,7 +190,8 @@ def failure(title: str, code: int | None, log: Path, reason: str = "") -> DpcflE
     written = log.read_text(errors="replace") if log.is_file() else ""
     lines = (reason or written).strip().splitlines()
     last = lines[-1] if lines else "no message"
-    error = RunFailed(f"{title} ended with code {code}: {last}{_line_of(last, (written or reason).splitlines())} (log: {log})")
+    line = _line_of(last, (written or reason).splitlines())
+    error = RunFailed(f"{title} {end_of_process(code)}: {last}{line} (log: {log})")
     if code in (2, 3):
         error.exit_code = code
     return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -47,6 +48,22 @@ def test_another_error_is_told_too_where_the_log_cannot_be_written(tmp_path):
     (tmp_path / "full").symlink_to("/dev/full")
     found = message_of("full_disk:empty", "", tmp_path / "full")
     assert found.startswith("the child ended with code 70: AttributeError: module 'full_disk' has no attribute 'empty'")
+
+
+def test_a_process_that_the_system_killed_says_what_that_may_mean(tmp_path):
+    (tmp_path / "log").write_text("round 2 of 6 done\n")
+    server = ForkServer()
+    try:
+        forked = server.fork("the child", start_of(f"{__name__}:rest", 60.0, role_environment()), tmp_path / "log")
+        os.kill(forked.pid, signal.SIGKILL)
+        found = str(forked.failure(forked.wait(60)))
+        forked.close()
+    finally:
+        server.close()
+    assert found == (
+        "the child ended with code -9 (killed, for example because the machine had no memory left): round 2 of 6 done "
+        f"(log: {tmp_path / 'log'})"
+    )
 
 
 class Killed(Exception):
