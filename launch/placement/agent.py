@@ -106,8 +106,13 @@ class Agent:
                         return
                 self._send_aggregator_news()
         finally:
-            with self._lock:  # closes all, also if one raises
-                for one in (self._slots, self._launcher, self._aggregator):
+            with self._lock:  # from the last to the first, each also if another one raises
+                if self._slots is not None:
+                    self._lock.callback(self._slots.close)
+                # What was charged and recorded since the last look:
+                self._lock.callback(self._send_aggregator_news)
+                self._lock.callback(self._send_ledgers)
+                for one in (self._launcher, self._aggregator):
                     if one is not None:
                         self._lock.callback(one.close)
 

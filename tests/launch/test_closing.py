@@ -98,7 +98,7 @@ def test_an_agent_whose_aggregator_does_not_close_ends_its_workers(tmp_path):
     commands, theirs = os.pipe()
     agent = Agent(tmp_path, commands, os.open(os.devnull, os.O_WRONLY))
     agent._aggregator = SimpleNamespace(
-        close=lambda: closed.append("aggregator") or 1 / 0, sentinels=(), starting=False, new_records=list
+        close=lambda: closed.append("aggregator") or 1 / 0, sentinels=(), starting=False, listens=False, news=list
     )
     agent._launcher = SimpleNamespace(close=lambda: closed.append("workers"))
     os.close(theirs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from agent_reports import reports_of
@@ -11,6 +13,7 @@ from agent_reports import reports_of
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.placement import agent as agent_module
 from dpcfl_net.launch.placement import ledger_copies
 from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter, copied_counter, extend_copy
 from dpcfl_net.launch.placement.messages import (
@@ -163,6 +166,31 @@ def test_an_agent_refuses_the_job_before_a_worker_starts(tmp_path, ledger, copy)
     assert not (tmp_path / "host" / "protocol.json").exists()
     assert not ledger.exists()
     assert not [*(tmp_path / "host").glob("logs/client_*")]
+
+
+def test_what_a_worker_has_charged_before_it_is_ended_is_reported(tmp_path, ledger, monkeypatch):
+    """Copies of an interrupted run lacked the charges of its last second, and told an epsilon that was too small."""
+
+    class Workers:
+        """A worker that charges a round before it ends."""
+
+        def __init__(self, *_):
+            self._sentinels = os.pipe()
+
+        def start(self, process):
+            return SimpleNamespace(sentinel=self._sentinels[0])
+
+        def close(self):
+            charge(ledger, 3)
+            for end in self._sentinels:
+                os.close(end)
+
+    monkeypatch.setattr(agent_module, "LocalLauncher", Workers)
+    keys = PrepareKeys(clients=[3], existing=False)
+    found = reports_of(tmp_path / "host", keys, JOB, StartWorker(first=3, count=1, group=False))
+    updates = [report for report in found if isinstance(report, LedgerUpdate)]
+    assert "".join(update.lines for update in updates) == (ledger / "ledger.jsonl").read_text()
+    assert updates[-1].counter.startswith("3 ")
 
 
 def test_a_job_with_a_counter_of_nonsense_is_not_a_command():
