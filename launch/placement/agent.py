@@ -106,6 +106,7 @@ class Agent:
                         return
                 self._send_aggregator_news()
         finally:
+            self._waiting.clear()  # no worker starts any more
             with self._lock:  # from the last to the first, each also if another one raises
                 if self._slots is not None:
                     self._lock.callback(self._slots.close)
