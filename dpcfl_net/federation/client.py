@@ -69,6 +69,9 @@ class Client:
 
         Returns:
             The trained parameters, (p,) float32.
+
+        Raises:
+            ValueError: If `model` or the centre has another shape.
         """
         spec = self._use(slot, DPSGDSlot)
         key = slot_key(self._charge.key, slot)

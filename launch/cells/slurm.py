@@ -70,6 +70,7 @@ def submit(plan: Sweep, contents: dict[Path, str]) -> list[str]:
 
     Raises:
         ConfigError: If sbatch is missing or refuses a script.
+        RunFailed: If sbatch does not answer.
     """
     files = SweepFolder(plan.folder)
     for folder in (files.logs, files.slurm, files.outcomes):

@@ -182,6 +182,7 @@ def submit(path: Path) -> str:
 
     Raises:
         ConfigError: If sbatch is missing or refuses the script.
+        RunFailed: If sbatch does not answer.
     """
     try:
         done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True, check=False, timeout=120)
