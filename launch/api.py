@@ -63,6 +63,8 @@ def load(config: Source, overrides: Mapping[str, Any] | None = None, /, **more: 
     Raises:
         ConfigError: With the field, the value and the allowed values of every problem.
     """
+    if not isinstance(overrides, Mapping | None):
+        raise ConfigError(f"overrides is {shown(overrides)}: must be a dictionary, for example {{'rounds': 3}}")
     loaded = {**(overrides or {}), **{key.replace("__", "."): value for key, value in more.items()}}
     return config if isinstance(config, Config) and not loaded else configuration.load(config, loaded)
 
@@ -114,6 +116,7 @@ def run(
         Refused: If a worker's gate or the launcher refuses the job.
         RunFailed: If the run cannot continue; a note names the run folder.
         KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, once every process has ended. The run can be resumed.
+        Exception: What a callback raises, or code of your own in a run in one process.
     """
     watching, parent = _callbacks(callbacks), _absolute("out", out)
     with caller.restored(), Interrupts() as interrupts:
@@ -287,7 +290,8 @@ def compare(
     if isinstance(runs, SweepResult):
         return runs.compare(force=force, fairness=fairness, target=target)
     folders = [
-        one.path if isinstance(one, Run | SweepResult) else Path(one) for one in _listed("runs", runs, "[run, 'runs/NAME']")
+        one.path if isinstance(one, Run | SweepResult) else _absolute(f"runs[{number}]", one)
+        for number, one in enumerate(_listed("runs", runs, "[run, 'runs/NAME']"))
     ]
     if not folders:
         raise ConfigError("nothing to compare: give runs, sweeps or their folders")
@@ -310,7 +314,7 @@ def account(
         delta: Target delta, in (0, 1); None only with a complete document.
         adjacency: "zero-out" or "replace-one".
         accountant: "pld" (tight) or "rdp" (as in the papers).
-        target_epsilon: Compute the noise multiplier of all events that omit it or set it to None.
+        target_epsilon: Compute the noise multiplier of all dictionaries that omit it or set it to None.
 
     Returns:
         The settings, "epsilon" (None for infinity, with a "reason"), and "noise_multiplier" if `target_epsilon` is given.
