@@ -42,7 +42,7 @@ def arguments_problem(common: Any, each: Any, quorum: Any, clients: Sequence[int
     Returns:
         A sentence; empty if all are right.
     """
-    if quorum is not None and (isinstance(quorum, bool) or not isinstance(quorum, Real) or not 0 <= quorum <= 1):
+    if quorum is not None and (isinstance(quorum, bool) or not isinstance(quorum, Real) or not 0 <= float(quorum) <= 1):
         return f"quorum is {shown(quorum)}: must be a number from 0 to 1, or None for that of the run"
     parts = {} if common is None else {"common": common}
     if isinstance(each, Mapping):
