@@ -16,6 +16,7 @@ from dpcfl_net.core import locks
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.ledger import journal
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
 from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
@@ -120,6 +121,17 @@ def test_one_request_or_one_round_and_kind_is_never_debited_twice(folder):
             ledger.debit(job="job", request="new", round=3, kind="train", slots=["train"], events=[STEP])
         assert ledger.spent("job") == {"train": 3}
     assert len(read_ledger(folder)) == 4
+
+
+def test_a_line_that_is_no_debit_gets_no_result_and_a_debit_gets_one(folder):
+    """A second result would be another answer to the same request."""
+    tear(folder)
+    with open_ledger(folder) as ledger:
+        for sequence in (0, 3, 4):
+            with pytest.raises(ValueError, match=f"entry {sequence} is not a debit without a result"):
+                ledger.store(sequence, Stored("release", b"other"))
+        assert ledger.lookup("job-3") == Stored("release", b"bytes 3")
+        assert len(list((folder / "releases").iterdir())) == 3
 
 
 def test_the_newest_state_outlives_answers_that_left_none(folder):
@@ -296,6 +308,15 @@ def test_a_broken_chain_is_refused(folder, edit):
         pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), events=(STEP,), spent={"a": 2})], id="wrong sum"),
         pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), spent={"a": 1})], id="slot without event"),
         pytest.param([Entry(0, "header"), Entry(1, "closed", torn=0)], id="nothing truncated"),
+        pytest.param(
+            [Entry(0, "header"), Entry(1, "torn", round=1), Entry(2, "closed", torn=1, round=2)], id="another round closed"
+        ),
+        pytest.param(
+            [Entry(0, "header"), Entry(1, "torn", job="a"), Entry(2, "closed", torn=1, job="b")], id="another job closed"
+        ),
+        pytest.param([Entry(0, "header"), *(Entry(n, "debit", id="a", round=n) for n in (1, 2))], id="request charged twice"),
+        pytest.param([Entry(0, "header"), *(Entry(n, "debit", id=str(n)) for n in (1, 2))], id="round and kind charged twice"),
+        pytest.param([Entry(0, "header", format=2)], id="another format"),
     ],
 )
 def test_a_good_chain_over_entries_that_cannot_be_is_refused(entries):
@@ -581,6 +602,21 @@ def test_left_over_temporary_files_are_removed_and_half_erased_keys_erased(folde
         assert ledger.lookup("job-4") == Stored("release", b"bytes 4")
     assert charged.key[5:] not in (folder / "journal").read_bytes()
     assert sorted(path.name for path in folder.iterdir()) == ["journal", "ledger.jsonl", "lock", "releases"]
+
+
+def test_a_journal_that_is_written_while_it_is_read_is_read_again(folder, monkeypatch):
+    """A reader holds no lock, and may see half of a slot."""
+    whole = (folder / "journal").read_bytes()
+    half = whole[: slot_start(1) + 100] + bytes(len(whole) - slot_start(1) - 100)
+    seen = iter([half, whole, whole])
+    monkeypatch.setattr(journal, "read_bytes", lambda path: next(seen))
+    assert len(read_ledger(folder)) == 4
+    assert next(seen, None) is None
+
+
+def test_where_there_is_no_ledger_no_keys_are_erased_and_no_folder_is_made(tmp_path):
+    erase_kept_keys(tmp_path / "ledger")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_journal_that_cannot_be_flushed_at_the_end_of_a_run_is_named(folder, monkeypatch):
