@@ -345,7 +345,6 @@ class Ledger:
         """Write the first line of a new ledger."""
         line = header.line(FIRST_PREV)
         self._disk.replace(self.folder / LINES, line)
-        self._disk.sync_folder(self.folder.parent)
         return Chain([header], line, len(line), b"", None, False, False)
 
     def _recover(self, chain: Chain) -> None:

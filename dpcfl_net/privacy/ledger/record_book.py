@@ -243,8 +243,7 @@ class RecordBook:
             self._disk.sync_folder(path.parent)  # a crash may have come before the flush of its name
         else:
             self._disk.replace(path, own.tobytes())
-        if not lines:  # another process may have created the folders, and been killed before it flushed their names
-            self._disk.sync_folder(self.folder.parent)
+        if not lines:  # another process may have created records/, and been killed before it flushed the name
             self._disk.sync_folder(self.folder)
         line = claim_line(claim, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
         self._disk.replace(self.folder / BOOK, *lines, line)
