@@ -145,8 +145,8 @@ def short_key(key: str) -> str:
     """Return the last word of a dotted key; with the words before if one is the number of a client or group."""
     *_, group, before, last = ["", "", *key.split(".")]
     if before.isdecimal():  # a field of one client
-        return f"{group} {before} {last}".strip()
-    return f"{before} {last}" if last.isdecimal() and before else last
+        return f"{group} {before} {last}"
+    return f"{before} {last}" if last.isdecimal() else last
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
