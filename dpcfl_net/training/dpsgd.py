@@ -195,8 +195,9 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x and y of a physical batch of at least `size` slots."""
         x, y = data.batch(rows, size)
-        if room is None and weights.device.type == "cpu":
-            right = self._same_bits.fitting(size, tuple(x.shape[1:]), weights.dtype)
+        if weights.device.type == "cpu":
+            fitting = self._same_bits.fitting if room is None else self._same_bits.alike
+            right = fitting(size, tuple(x.shape[1:]), weights.dtype)
             x, y = (x, y) if right == size else data.batch(rows, right)
         return x.to(weights.device), y.to(weights.device)
 

@@ -11,14 +11,15 @@ set S of all drawn records, and a data set in which i is emptied or replaced:
 
    - Gradients whose bits change with the size or slot, as a library may choose another kernel. Weights can be crafted so that
      rounding decides a gradient's direction, so this would show the coin. `SameBits` therefore compares sizes before they are
-     used. A kernel's order of additions depends on shapes alone, so synthetic records show it.
+     used, and the slots of the largest one: products with two or three outputs round alike in every second of 4, 8 or 12 slots
+     only. A kernel's order of additions depends on shapes alone, so synthetic records show it.
    - Clip factors: the reserve for rounding is that of the largest size (`slots`), whatever the size of the batch.
    - The order in which clipped gradients are added. For n records this moves the sum by at most 2 n gamma clip', with gamma of
      privacy/clipping.py, whatever the weights (for `PlaceSums`, by at most the share of clip' that covers their rounding, times
      n). Batches of one fixed size have this too, as the coin of i moves all later records by one slot. Epsilon assumes real
      arithmetic for it.
 
-Where time must not depend on |S| (`pace.room`), sizes are fixed (`padded`).
+Where time must not depend on |S| (`pace.room`), sizes are fixed (`padded`), and their slots are compared too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.training import synthetic
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 LARGEST = 80
 # Each size is compared once, and takes room in oneDNN's cache of kernels. Below 4 slots products take other kernels.
 _UNIT, _LARGE_UNIT, _MANY_SLOTS = 4, 8, 48
+_COMPARED = 128  # numbers of logits: two kernels round the few numbers of a narrow model alike for one record in two
 
 
 class SameBits:
@@ -54,7 +57,9 @@ class SameBits:
         self._engine, self._module, self._slots = engine, copy.deepcopy(module), slots
         self._theta = synthetic.parameters(module)
         self._known: dict[tuple[int, torch.dtype], bool] = {}
+        self._alike: dict[tuple[int, torch.dtype], int] = {}
         self._largest: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._records = torch.empty(0)
 
     def fitting(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Return the smallest size from `size` up at which gradients have the same bits.
@@ -63,29 +68,74 @@ class SameBits:
             size: A size of `sizes`.
             shape: Shape of one record.
             dtype: Precision of the gradients.
+
+        Raises:
+            ConfigError: As `alike`.
         """
-        while size < self._slots and not self._same(size, shape, dtype):
-            size = min(self._slots, size + unit(self._slots))
+        largest = self.alike(self._slots, shape, dtype)
+        while size < largest and not self._same(size, largest, shape, dtype):
+            size = min(largest, size + unit(self._slots))
         return size
 
-    def _same(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    def alike(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Return the smallest size from `size` up in which gradients have the same bits in all slots.
+
+        Slots beyond those of the largest batch hold no record: they add nothing, without rounding.
+
+        Args:
+            size: Slots of a batch.
+            shape: Shape of one record.
+            dtype: Precision of the gradients.
+
+        Raises:
+            ConfigError: If bits differ in all sizes that were tried, up to `LARGEST` slots more.
+        """
+        if (size, dtype) not in self._alike:
+            step = unit(size)
+            tried = [size, *range(step * (size // step + 1), size + LARGEST + 1, step)]
+            found = next((each for each in tried if self._has_equal_slots(each, shape, dtype)), None)
+            if found is None:
+                raise ConfigError(
+                    f"a record's gradient has other bits in other slots of a batch, at all sizes from {tried[0]} to {tried[-1]} that were "
+                    "tried: the sum would show where a record lies; change the width of the model's layers"
+                )
+            self._alike[size, dtype] = found
+        return self._alike[size, dtype]
+
+    def _has_equal_slots(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        places, found = self._numbers(size, 0, shape, dtype)
+        # Each record in the slot before, so that all slots are compared.
+        moved, others = self._numbers(size, 1, shape, dtype)
+        first = torch.stack([(places == record).nonzero()[0, 0] for record in range(len(self._records))])
+        return all(
+            torch.equal(a, a[first[places]]) and torch.equal(b, a[first[moved]]) for a, b in zip(found, others, strict=True)
+        )
+
+    def _same(self, size: int, largest: int, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         if (size, dtype) not in self._known:
             if dtype not in self._largest:
-                found = self._numbers(self._slots, shape, dtype)
-                self._largest[dtype] = [each[: synthetic.RECORDS] for each in found]
-            largest = self._largest[dtype]
-            found = self._numbers(size, shape, dtype)
-            # A record is in every third slot, so the comparison covers slots too.
-            order = torch.arange(size) % synthetic.RECORDS
-            self._known[size, dtype] = all(torch.equal(a, b[order]) for a, b in zip(found, largest, strict=True))
+                numbers = self._numbers(largest, 0, shape, dtype)[1]
+                self._largest[dtype] = [each[: len(self._records)] for each in numbers]
+            places, found = self._numbers(size, 0, shape, dtype)
+            pairs = zip(found, self._largest[dtype], strict=True)
+            self._known[size, dtype] = all(torch.equal(a, b[places]) for a, b in pairs)
         return self._known[size, dtype]
 
-    def _numbers(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-        """Logits and squared norms of all blocks for synthetic records in `size` slots: (size, ...) each."""
-        x = synthetic.records(self._module, shape, synthetic.RECORDS)[torch.arange(size) % synthetic.RECORDS]
+    def _numbers(
+        self, size: int, shift: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Synthetic records in batches of `size`, slot by slot, (n,), and their logits and squared norms of all blocks, (n, ...) each."""
+        if not len(self._records):
+            classes = self._engine.logits(self._theta, synthetic.records(self._module, shape, 1)).shape[1]
+            self._records = synthetic.records(self._module, shape, max(synthetic.RECORDS, math.ceil(_COMPARED / classes)))
+        count = len(self._records)
+        places = (torch.arange(size * math.ceil(count / size)) + shift) % count
+        theta, labels, batches = self._theta.to(dtype), torch.zeros(size, dtype=torch.int64), []
         with torch.no_grad():
-            logits, parts = self._engine.gradients(self._theta.to(dtype), x, torch.zeros(size, dtype=torch.int64))
-        return [logits, *(part.squared_norms() for part in parts)]
+            for some in places.split(size):
+                logits, parts = self._engine.gradients(theta, self._records[some], labels)
+                batches.append([logits, *(part.squared_norms() for part in parts)])
+        return places, [torch.cat(each) for each in zip(*batches, strict=True)]
 
 
 def slots_for(batch_size: int) -> int:
