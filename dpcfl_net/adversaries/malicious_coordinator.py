@@ -306,7 +306,7 @@ def _clients(text: str, protocol: Protocol) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a script against workers; returns 0 if every client held at every step, else 3."""
     parser = argparse.ArgumentParser(
-        prog="python -m dpcfl_net.adversaries.malicious_coordinator", description=__doc__.splitlines()[0]
+        prog="python -m dpcfl_net.adversaries.malicious_coordinator", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("job", type=Path, help="folder with protocol.json: a job folder or a run folder")
     parser.add_argument("--bind", default="tcp://127.0.0.1:*", help="tcp://host:port; port * for a free one")

@@ -213,7 +213,7 @@ class MaliciousSums:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play two rounds of attacks against workers; returns 0 if every client refused every attack, else 3."""
     parser = argparse.ArgumentParser(
-        prog="python -m dpcfl_net.adversaries.malicious_sums", description=(__doc__ or "").splitlines()[0]
+        prog="python -m dpcfl_net.adversaries.malicious_sums", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("job", type=Path, help="folder with protocol.json: a job folder or a run folder")
     parser.add_argument("--bind", default="tcp://127.0.0.1:*", help="tcp://host:port; port * for a free one")

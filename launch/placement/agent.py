@@ -282,7 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(prog="python -m dpcfl_net.launch.placement.agent", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dpcfl_net.launch.placement.agent", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--root", type=Path, required=True, help="folder for the runs on this host")
     parser.add_argument("--run", required=True)
     parser.add_argument("--node", required=True)
