@@ -58,7 +58,8 @@ class SameBits:
         self._theta = synthetic.parameters(module)
         self._known: dict[tuple[int, torch.dtype], bool] = {}
         self._alike: dict[tuple[int, torch.dtype], int] = {}
-        self._largest: dict[torch.dtype, list[torch.Tensor]] = {}
+        # Numbers of each record, for the sizes that `alike` tried.
+        self._by_record: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         self._records = torch.empty(0)
 
     def fitting(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -106,25 +107,26 @@ class SameBits:
         places, found = self._numbers(size, 0, shape, dtype)
         # Each record in the slot before, so that all slots are compared.
         moved, others = self._numbers(size, 1, shape, dtype)
-        first = torch.stack([(places == record).nonzero()[0, 0] for record in range(len(self._records))])
+        by_record = self._by_record[size, dtype] = [each[: len(self._records)] for each in found]
         return all(
-            torch.equal(a, a[first[places]]) and torch.equal(b, a[first[moved]]) for a, b in zip(found, others, strict=True)
+            torch.equal(a, each[places]) and torch.equal(b, each[moved])
+            for a, b, each in zip(found, others, by_record, strict=True)
         )
 
     def _same(self, size: int, largest: int, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         if (size, dtype) not in self._known:
-            if dtype not in self._largest:
-                numbers = self._numbers(largest, 0, shape, dtype)[1]
-                self._largest[dtype] = [each[: len(self._records)] for each in numbers]
             places, found = self._numbers(size, 0, shape, dtype)
-            pairs = zip(found, self._largest[dtype], strict=True)
-            self._known[size, dtype] = all(torch.equal(a, b[places]) for a, b in pairs)
+            pairs = zip(found, self._by_record[largest, dtype], strict=True)
+            self._known[size, dtype] = all(torch.equal(a, each[places]) for a, each in pairs)
         return self._known[size, dtype]
 
     def _numbers(
         self, size: int, shift: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Synthetic records in batches of `size`, slot by slot, (n,), and their logits and squared norms of all blocks, (n, ...) each."""
+        """Synthetic records in batches of `size`: the record of each slot, (n,), and its logits and squared norms, (n, ...) each.
+
+        Without a shift the first slots hold each record once, in order.
+        """
         if not len(self._records):
             classes = self._engine.logits(self._theta, synthetic.records(self._module, shape, 1)).shape[1]
             self._records = synthetic.records(self._module, shape, max(synthetic.RECORDS, math.ceil(_COMPARED / classes)))
