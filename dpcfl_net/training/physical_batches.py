@@ -49,13 +49,15 @@ class SameBits:
 
     Args:
         engine: The engine.
-        module: The model, for synthetic parameters and records.
+        module: The model, for synthetic parameters and records; its parameter values are not used.
         slots: Size of the largest batch.
     """
 
     def __init__(self, engine: GradientEngine, module: nn.Module, slots: int) -> None:
         self._engine, self._module, self._slots = engine, copy.deepcopy(module), slots
-        self._theta = synthetic.parameters(module)
+        for vector in (parameter for parameter in self._module.parameters() if parameter.dim() < 2):
+            vector.data.fill_(1.0)  # the module may be a skeleton, whose memory holds anything: with NaN no size would fit
+        self._theta = synthetic.parameters(self._module)
         self._known: dict[tuple[int, torch.dtype], bool] = {}
         self._alike: dict[tuple[int, torch.dtype], int] = {}
         # Numbers of each record, for the sizes that `alike` tried.

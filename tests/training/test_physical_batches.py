@@ -115,6 +115,22 @@ def test_sizes_at_which_bits_differ_are_not_used() -> None:
     assert data.sizes[-1] == trainer.slots == 24
 
 
+def test_a_skeleton_with_any_values_takes_the_sizes_of_a_model_that_is_initialised() -> None:
+    """Memory that held a NaN made every comparison fail: all batches had the largest size."""
+    data, sizes_used = Images(24), []
+    for value in (0.1, torch.nan, 3e38):
+        module = models.build("digits-cnn", (1, 8, 8), 10)
+        for parameter in module.parameters():
+            parameter.data.fill_(value)
+        trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=24)
+        sizes_used.append([])
+        for drawn in (1, 10, 22):
+            trainer.clipped_sum(start(), data, np.arange(drawn))
+            sizes_used[-1].append(data.sizes[-1])
+    assert sizes_used[0] == sizes_used[1] == sizes_used[2]
+    assert sizes_used[0][0] < trainer.slots
+
+
 class Alternating(Shifting):
     """An engine whose gradients differ in every second slot at some sizes."""
 
