@@ -206,6 +206,9 @@ def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run)
 @pytest.mark.slow
 def test_a_run_whose_host_does_not_send_its_last_lines_says_so_and_leaves_nothing(tmp_path):
     process, run = started(write_config(tmp_path / "c"), hosts_file(tmp_path), tmp_path / "out")
+    deadline = time.monotonic() + 60
+    while len([*run.glob("ledgers/*/counter")]) < 8 and time.monotonic() < deadline:  # the first copies
+        time.sleep(0.02)
     agent_of(tmp_path / "root", "b").suspend()  # not its workers
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
