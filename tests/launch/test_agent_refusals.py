@@ -1,4 +1,4 @@
-"""What an agent refuses of its launcher, and what a launcher refuses of an agent, whose host may be hostile."""
+"""Messages that an agent and its launcher refuse: the host of an agent may be hostile."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def without_children(parent: psutil.Process) -> None:
 
 
 class KillsFirst:
-    """A parent whose first child is killed before it has read what it shall do."""
+    """A parent whose first child is killed before it has read its arguments."""
 
     def __init__(self, server: ForkServer, monkeypatch) -> None:
         self.parent, self.killed = psutil.Process(server.pid), []
