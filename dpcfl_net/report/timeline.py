@@ -11,9 +11,7 @@ from dpcfl_net.results.run_files import JsonLine, whole
 from dpcfl_net.results.run_view import RunView
 
 ROUNDS, BARS, ROWS = 10, 1500, 40
-KINDS = {
-    "train": "@c0", "receive": "@c4", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "evaluate": "@c5", "wait": "@grid"
-}  # fmt: skip
+KINDS = {"train": "@c0", "receive": "@c4", "send": "@c1", "evaluate": "@c5", "wait": "@grid"}
 
 
 def timeline(view: RunView) -> Figure:

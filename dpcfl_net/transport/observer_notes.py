@@ -13,7 +13,7 @@ from dpcfl_net.transport.messages import WireError, plain, unpack_strict
 
 COORDINATOR = "coordinator"
 Kind = Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,19}$")]  # of labels: a phrase for the report
-Work = Literal["receive", "train", "wait", "send", "aggregate", "cluster", "evaluate"]
+Work = Literal["receive", "train", "wait", "send"]
 MOST_SPANS = 64  # in one message
 MOST_CLIENTS = 10**6  # in a list of the coordinator's notes
 MAX_NOTE = 3 << 20  # bytes of the coordinator's notes; a frame holds them

@@ -182,10 +182,7 @@ def write_round(folder: Path, at: int, rounds: int, missing: tuple[int, ...] = (
         )
     write_lines(
         folder / "spans.jsonl",
-        [
-            {"who": "coordinator", "what": "aggregate", "round": at, "start": begin + 4.2, "end": begin + 4.4},
-            {"who": "observer", "what": "evaluate", "round": at, "start": begin + 4.4, "end": begin + 4.8},
-        ],
+        [{"who": "observer", "what": "evaluate", "round": at, "start": begin + 4.4, "end": begin + 4.8}],
     )
 
 

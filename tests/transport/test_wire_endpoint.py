@@ -1047,14 +1047,14 @@ def test_observer_hears_models_figures_timings_and_the_end() -> None:
     with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main, outbox(inbox.address, 1, KEYS[1]) as worker:
         main.models(4, [0, None, 2], models)
         main.models(5, [None] * 3, np.zeros((0, P), "f4"))
-        main.spans([("cluster", 4, 1.0, 2.0)])
+        main.spans([("wait", 4, 1.0, 2.0)])
         main.end(5, "all rounds done")
         found = collect(inbox, 4)
         assert [type(note) for note in found] == [Models, Models, Span, End]
         assert (found[0].round, found[0].assignment) == (4, [0, None, 2])
         np.testing.assert_array_equal(found[0].models, models)
         assert found[1].models.shape == (0, P)
-        assert found[2] == Span("coordinator", "cluster", 4, 1.0, 2.0)
+        assert found[2] == Span("coordinator", "wait", 4, 1.0, 2.0)
         assert found[3] == End(5, "all rounds done")
         worker.personal(4, 0.5, 1.25)
         worker.personal(5, 0.25, float("nan"))
@@ -1081,7 +1081,7 @@ def test_observer_hears_what_a_coordinator_sent_before_it_crashed_after_the_firs
             before.end(3)
         assert collect(inbox, 0, failures=2) == []
         for other in others:
-            other.spans([("cluster", 4, 1.0, 2.0)])
+            other.spans([("wait", 4, 1.0, 2.0)])
         collect(inbox, len(others))
         before._sequence = 100
         before.end(3)

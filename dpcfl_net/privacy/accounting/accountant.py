@@ -224,7 +224,9 @@ def _bracket(
     upward = here[1] > target
     while True:
         if here[0] >= _MAX_NOISE:
-            raise ValueError(f"epsilon {target!r} cannot be met at any noise: {here[1]:.6g} is spent at {here[0]:.6g}")
+            raise ValueError(
+                f"epsilon {target!r} is not met at the largest noise multiplier, {here[0]:.6g}: {here[1]:.6g} is spent there"
+            )
         if here[0] <= _MIN_NOISE:
             raise ValueError(
                 f"epsilon {target!r} is met by a noise multiplier of {here[0]:.6g}: too little noise for a meaningful guarantee"
