@@ -66,19 +66,29 @@ def _usual_kernels(torch: Any) -> Iterator[None]:
     """Let torch choose its kernels as in a new process, and restore the caller's choice."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    deterministic, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = _deterministic(torch)
     one_dnn = torch.backends.mkldnn.enabled
     attention = [
         SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION,
     ]  # fmt: skip
     try:
-        torch.use_deterministic_algorithms(False)
+        _set_deterministic(torch, (False, False))
         torch.backends.mkldnn.enabled = True
         with sdpa_kernel(attention):
             yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        _set_deterministic(torch, before)
         torch.backends.mkldnn.enabled = one_dnn
+
+
+def _deterministic(torch: Any) -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(torch: Any, wanted: tuple[bool, bool]) -> None:
+    # torch's function imports its compiler, which takes more than a second and 70 MiB.
+    if _deterministic(torch) != wanted:
+        torch.use_deterministic_algorithms(wanted[0], warn_only=wanted[1])
 
 
 def _flushes_denormals(torch: Any) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -53,3 +56,29 @@ def test_numpy_reacts_to_floating_point_errors_as_in_a_worker():
             assert np.exp(np.float64(-1e4)) == 0
             assert np.geterr() == {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
         assert np.geterr() == before
+
+
+def test_the_settings_do_not_import_the_compiler_of_torch():
+    """It takes more than a second and 70 MiB, of every run in the process of its caller."""
+    code = (
+        "import sys; from dpcfl_net.training.worker_settings import as_in_a_worker\nwith as_in_a_worker(): pass\n"
+        "print({'torch._dynamo', 'torch._inductor'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("warns", [False, True])
+def test_deterministic_algorithms_are_off_inside_and_as_before_afterwards(warns):
+    def state():
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    torch.use_deterministic_algorithms(True, warn_only=warns)
+    try:
+        with as_in_a_worker():
+            assert state() == (False, False)
+        assert state() == (True, warns)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with as_in_a_worker():
+        torch.use_deterministic_algorithms(True)  # as an own model may
+    assert state() == (False, False)
