@@ -45,9 +45,9 @@ def membership(fit: mixture.MixtureFit, clients: Sequence[int]) -> dict[str, lis
     return found | ({"unverified": int(fit.unverified.sum())} if fit.unverified.any() else {})
 
 
-def first_switch(options: Any, rounds: int) -> int:
-    """Return the least E_c: 2, so that models differ when clients choose; 1 after a warm start, or if there is no round left to choose."""
-    return 1 if options.warm_start else max(1, min(2, rounds - 1))
+def first_switch(options: Any) -> int:
+    """Return the least E_c: 2, so that models have been trained and differ when clients choose; 1 after a warm start."""
+    return 1 if options.warm_start else 2
 
 
 class Clustering(Options):
@@ -143,16 +143,18 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         Args:
             client: The client's roster entry, there in a round after the first.
         """
-        ends = range(1, max(self.earliest, self.protocol.rounds // 2) + 1)  # possible E_c
+        if self.options.clusters == 1 or self.earliest >= self.protocol.rounds:
+            return []
+        ends = range(self.earliest, max(self.earliest, self.protocol.rounds // 2) + 1)  # possible E_c
         most = max(client.rounds_there(e + 1, e + self.window) for e in ends)
-        count = 0 if self.options.clusters == 1 else max(1, most)  # one choice of a client that misses the window
+        count = max(1, most)  # one choice of a client that misses the window
         return [*self.selections(client, count, self.options.selection.budget_fraction)]
 
     @classmethod
     def most_synchronous(cls, options: Any, setting: Setting) -> int:
         """Return the largest E_c, at most E / 2 if that is 2 or more, and the window; 1 if there is one cluster."""
         rounds = setting.rounds
-        latest = max(first_switch(options, rounds), rounds // 2)
+        latest = max(first_switch(options), rounds // 2)
         return 1 if options.clusters == 1 else min(rounds, latest + options.selection.window(rounds))
 
     def start(self, fed: Federation) -> State:
@@ -233,13 +235,16 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
     @property
     def earliest(self) -> int:
         """Least E_c: without a warm start all models are equal until they are trained in round 2, and a choice would be a coin toss."""
-        return first_switch(self.options, self.protocol.rounds)
+        return first_switch(self.options)
 
     @property
     def window(self) -> int:
-        """Number of rounds with choices: Algorithm 1 prints them in every round after E_c, appendix C.6 has them in E/10 rounds."""
+        """Number of rounds with choices: Algorithm 1 prints them in every round after E_c, appendix C.6 has them in E/10 rounds.
+
+        Secure sums begin in a given round, and the window is what fits between E_c and that round.
+        """
         window: int = self.options.selection.window(self.protocol.rounds)
-        return min(window, self.secure_from - 2) if self.secure else window
+        return max(0, min(window, self.secure_from - 1 - self.earliest)) if self.secure else window
 
     @property
     def secure_from(self) -> int:

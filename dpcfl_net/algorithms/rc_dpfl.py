@@ -48,8 +48,8 @@ class RCDPFL(RDPCFL):
         return self.protocol.rounds
 
     def choice_slots(self, client: ClientEntry) -> list[Slot]:
-        # E_c may be 1: then clients choose in every round from 2 on.
-        return [] if self.options.clusters == 1 else [*self.argmins(client.rounds_there(2, self.protocol.rounds))]
+        most = client.rounds_there(self.earliest + 1, self.protocol.rounds)  # in every round after the least E_c
+        return [] if self.options.clusters == 1 else [*self.argmins(most)]
 
     def choices(self, fed: Federation, means: ModelMeans, assignment: Assignment) -> Assignment:
         return self.choose(fed, means, assignment, raw=True)

@@ -106,6 +106,31 @@ def test_three_rounds_keep_the_clusters_of_the_first_until_models_differ(protoco
     assert len(np.unique(chosen[0]["models"], axis=0)) > 1
 
 
+@pytest.mark.parametrize("name", ["r-dpcfl", "rc-dpfl"])
+def test_two_rounds_leave_no_round_to_choose_in_and_plan_none(protocol, name):
+    """Models are equal until they are trained in round 2, and a choice would be a coin toss."""
+    options = {"clusters": 4} if name == "rc-dpfl" else protocol.options
+    short = protocol.model_copy(update={"algorithm": name, "options": options, "rounds": 2})
+    fed, states = run(short, clustered, 2)
+    assert [state.diagnostics["phase"] for state in states] == ["first", "soft"]
+    assert states[1].assignment == states[0].assignment
+    assert [kind for _, kind, _ in fed.calls] == ["first_round_update", "train"]
+    assert [slot.name for slot in algorithm_of(short).plan(short.roster[0])] == ["first", "train"]
+
+
+def test_every_planned_choice_of_rc_dpfl_can_be_made(protocol):
+    """E_c is 2 at full overlap; then clients choose in every round after it."""
+    rc = protocol.model_copy(update={"algorithm": "rc-dpfl", "options": {"clusters": 4}, "rounds": 6})
+
+    def alone(client, kind, t, tensors):
+        return clustered(2 * client, kind, t, tensors) | ({"choice": np.int64(0)} if kind == "argmin_and_train" else {})
+
+    fed, states = run(rc, alone, 6)
+    assert states[0].diagnostics["MPO"] > 0.9
+    choices = [kind for _, kind, _ in fed.calls].count("argmin_and_train")
+    assert choices == [slot.name for slot in algorithm_of(rc).plan(rc.roster[0])].count("argmin") == 4
+
+
 def test_first_round_clusters_and_starts_every_model_at_theta_init(protocol):
     fed, (state,) = run(protocol, clustered, 1)
     groups = {frozenset(i for i in range(8) if state.assignment[i] == m) for m in range(4)}

@@ -233,6 +233,24 @@ def test_sums_begin_when_clusters_are_frozen(tmp_path, algorithm, first):
         assert {t for t, kind in charged(tmp_path, client) if kind not in sample_stages()} == set(range(1, first))
 
 
+@pytest.mark.parametrize(
+    ("changes", "phases"),
+    [
+        ({}, ["first", "soft", "secure", "secure", "secure"]),
+        ({"warm_start": True}, ["first", "window", "secure", "secure", "secure"]),
+        ({"secure_from": 4, "selection": {"rounds_fraction": 0.5}}, ["first", "soft", "window", "secure", "secure"]),
+    ],
+)
+def test_before_secure_sums_clients_choose_among_models_that_differ(tmp_path, changes, phases):
+    job = make(tmp_path, {"name": "r-dpcfl", "clusters": 2, "secure_from": 3, **changes}, SAMPLE, rounds=5)
+    states = played(job, tmp_path)
+    assert [state.diagnostics["phase"] for state in states[1:]] == phases
+    chosen_from = [before for before, after in pairwise(states) if after.diagnostics["phase"] == "window"]
+    assert all(len(np.unique(state.models, axis=0)) == 2 for state in chosen_from)
+    plan = Counter(slot.name for slot in job.algorithm.plan(job.protocol.roster[0]))
+    assert plan["select"] == phases.count("window")
+
+
 # ---- drop-outs
 
 
