@@ -59,6 +59,8 @@ class Asynchronous(Options):
             synchronous: Largest number of versions that synchronous rounds form.
         """
         n, rounds, name = setting.clients, setting.rounds, "algorithm.asynchronous"
+        if setting.privacy.secure:
+            return [f"{name}: must be null with privacy.trust secure-aggregation, whose sums need a round"]
         if self.buffer > n:
             return [f"{name}.buffer is {self.buffer}: must be at most the number of clients, {n}"]
         problems, most = [], self.planned(n, rounds, synchronous)

@@ -20,9 +20,9 @@ from dpcfl_net.privacy.slots import Slot
 
 WITHOUT_CLIENTS = (
     "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model; a "
-    "client without a choice is in the first cluster; one that is away in the whole window by schedule chooses "
-    "privately in its first round"
+    "client without a choice is in the first cluster"
 )
+JOINING = "one that is away in the whole window by schedule chooses privately in its first round"
 
 
 class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
@@ -40,7 +40,8 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        said = also_without_survivors(WITHOUT_CLIENTS, setting)
+        joining = "" if setting.privacy.secure else f"; {JOINING}"
+        said = also_without_survivors(WITHOUT_CLIENTS + joining, setting)
         return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=said)
 
     @classmethod
@@ -57,12 +58,13 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
         return self.options.selection.window(self.protocol.rounds)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        # A client that misses the whole window by schedule chooses once, in its first round.
-        choices = client.rounds_there(1, self.window) or 1
-        selections = self.selections(client, choices, self.options.selection.budget_fraction)
+        choices, fraction = client.rounds_there(1, self.window), self.options.selection.budget_fraction
         if self.secure:
             after = client.rounds_there(self.window + 1, self.protocol.rounds)
+            selections = self.selections(client, choices, fraction)
             return [*self.training(client, choices), *selections, *self.secure_slots(client, after)]
+        # A client that misses the whole window by schedule chooses once, in its first round.
+        selections = self.selections(client, choices or 1, fraction)
         return [*self.training(client, self.participations_from(client, 1)), *selections]
 
     def start(self, fed: Federation) -> State:

@@ -87,10 +87,7 @@ class OneModel(ClientLevel):
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         how = asynchronous_of(options)
-        if how is None:
-            return super().problems(options, setting)
-        secure = ["algorithm.asynchronous: must be null with privacy.trust secure-aggregation, whose sums need a round"]
-        return how.problems(setting) + (secure if setting.privacy.secure else [])
+        return super().problems(options, setting) if how is None else how.problems(setting)
 
     @property
     def asynchronous(self) -> Asynchronous | None:

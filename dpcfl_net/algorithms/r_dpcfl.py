@@ -27,7 +27,12 @@ from dpcfl_net.privacy.slots import DPSGDSlot, Slot, given
 WITHOUT_CLIENTS = (
     "the first round clusters the clients that answered, and draws the others uniformly until they choose in the "
     "window; the mean of a cluster is over its clients that answered; a cluster without an answer keeps its "
-    "model; a client that is away from the window to its end by schedule chooses privately in its next round"
+    "model"
+)
+JOINING = "a client that is away from the window to its end by schedule chooses privately in its next round"
+NOT_JOINING = (
+    "one that missed the first round and has not chosen before the first secure sum keeps the cluster that was drawn for it last, "
+    "or without a draw is in the first one"
 )
 FIRST_ROUND_ARRAYS = (
     "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",
@@ -96,7 +101,7 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         after = setting.rounds - 1  # the mixture of the first round needs each update
-        said = also_without_survivors(WITHOUT_CLIENTS, setting)
+        said = also_without_survivors(f"{WITHOUT_CLIENTS}; {NOT_JOINING if setting.privacy.secure else JOINING}", setting)
         return replace(super().capabilities_for(options, setting), summed_rounds=after, without_clients=said)
 
     @classmethod

@@ -56,10 +56,6 @@ class SecureClusters(FromModel):
             problems.append(f"local.epochs is {local.epochs}: must be 1 with privacy.trust secure-aggregation, since {why}")
         if local.pace != "free":
             problems.append(FREE_PACE.format(local.pace))
-        if getattr(options, "asynchronous", None) is not None:
-            problems.append(
-                "algorithm.asynchronous: must be null with privacy.trust secure-aggregation, whose sums need a round"
-            )
         return problems
 
     @property

@@ -369,6 +369,10 @@ def test_the_estimate_counts_the_tasks_and_bytes_of_all_stages(tmp_path, algorit
             {"privacy": SAMPLE},
             "algorithm.asynchronous: must be null with privacy.trust secure-aggregation",
         ),
+        (
+            {"name": "dp-fedavg", "asynchronous": {"buffer": 2}}, {},
+            "algorithm.asynchronous: must be null with privacy.trust secure-aggregation, whose sums need a round",
+        ),
         ({"name": "r-dpcfl", "secure_from": 4}, {"privacy": SAMPLE}, "algorithm.secure_from is 4: must be at most rounds, 3"),
         ({"name": "rr-cluster", "clusters": 2, "min_cluster_size": 0, "sampling_rate": 0.5}, {}, "rr-cluster"),
         (

@@ -12,6 +12,7 @@ from simulate import simulate
 from test_algorithms import MATRIX, changes_of
 from test_r_dpcfl import Scripted
 
+from dpcfl_net.algorithms import dp_ifca, r_dpcfl
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -85,8 +86,36 @@ def test_with_secure_sums_the_sentence_also_says_when_a_sum_is_aborted(tmp_path,
         ).algorithm.capabilities.without_clients
         for trust in ("untrusted-server", "secure-aggregation")
     )
-    assert secure.startswith(f"{plain}; ")
-    assert f"| {secure.removeprefix(f'{plain}; ')} |" in (ROOT / "docs/how-to/processes.md").read_text()
+    joins = {"r-dpcfl": f"; {r_dpcfl.JOINING}", "dp-ifca": f"; {dp_ifca.JOINING}"}.get(name, "")
+    stays = {"r-dpcfl": f"; {r_dpcfl.NOT_JOINING}"}.get(name, "")
+    assert plain.endswith(joins)
+    always = plain.removesuffix(joins) + stays
+    assert secure.startswith(f"{always}; ")
+    page = (ROOT / "docs/how-to/processes.md").read_text()
+    assert f"| {secure.removeprefix(f'{always}; ')} |" in page
+    assert not stays or f"| {stays.removeprefix('; ')} |" in page
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "phases"),
+    [
+        ({"name": "dp-ifca"}, ["window", "frozen", "frozen", "frozen"]),
+        ({"name": "r-dpcfl"}, ["first", "secure", "secure", "secure"]),
+        ({"name": "r-dpcfl", "secure_from": 3}, ["first", "soft", "secure", "secure"]),
+    ],
+)
+def test_with_secure_sums_a_late_client_stays_in_its_cluster_and_plans_no_choice(tmp_path, algorithm, phases):
+    availability = {"clients": {3: [[4, 4]]}}
+    job = secure_runs.make(
+        tmp_path, {**algorithm, "clusters": 2}, secure_runs.SAMPLE, rounds=4, availability=availability, runtime={"quorum": 0.5}
+    )
+    states = secure_runs.played(job, tmp_path)
+    assert [state.diagnostics["phase"] for state in states[1:]] == phases
+    first = states[-2].assignment[3] if algorithm.get("secure_from") else 0
+    assert states[-1].assignment[3] == first
+    assert all(state.diagnostics["secure sums"] == "ok" for state in states[1:] if state.diagnostics["phase"] in phases[2:])
+    late = {slot.name for slot in job.algorithm.plan(job.protocol.client(3))}
+    assert late == {kind for _, kind in secure_runs.charged(tmp_path, 3)} - {"masked_step"} | {"masked"}
 
 
 def test_global_averages_those_that_answered_and_stays_without_any(job_of):
