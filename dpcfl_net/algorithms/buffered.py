@@ -20,6 +20,11 @@ ORDER_SHOWS = (
     "the durations of tasks (fix: local.pace: constant with local.deadline_s)"
 )
 
+WITHOUT_ANSWERS = (
+    "a participation without an answer fills a place of its buffer and counts as zeros; the sum of a cluster is divided by the "
+    "expected number of its clients in a full buffer as always"
+)
+
 
 class Buffered(FromModel):
     """Algorithm that can run asynchronously after the round in which its clusters are frozen.
@@ -94,6 +99,13 @@ class Buffered(FromModel):
         buffer = fill_buffer(self, how, self.participations, state, t, fed)
         moved = _moved(how, state, buffer)
         return State(moved, state.assignment, state.memory | buffer.memory, state.diagnostics | buffer.figures)
+
+
+def also_without_answers(without_clients: str, options: Any) -> str:
+    """Add to a sentence on missing clients in synchronous rounds what the asynchronous ones do, if the job has any."""
+    if asynchronous_of(options) is None:
+        return without_clients
+    return f"{without_clients}; in asynchronous rounds {WITHOUT_ANSWERS}"
 
 
 def _moved(how: Asynchronous, state: State, buffer: Buffer) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from dpcfl_net.algorithms.buffered import also_without_answers
 from dpcfl_net.algorithms.noise_weights import MayWeighByNoise, WeighedByNoise
 from dpcfl_net.algorithms.secure_clusters import SecureClusters, also_without_survivors
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
@@ -41,7 +42,7 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         joining = "" if setting.privacy.secure else f"; {JOINING}"
-        said = also_without_survivors(WITHOUT_CLIENTS + joining, setting)
+        said = also_without_survivors(also_without_answers(WITHOUT_CLIENTS + joining, options), setting)
         return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=said)
 
     @classmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dpcfl_net.algorithms.asynchronous_options import asynchronous_of
+from dpcfl_net.algorithms.buffered import WITHOUT_ANSWERS
 from dpcfl_net.algorithms.noise_weights import WeighedByNoise
 from dpcfl_net.algorithms.secure_clusters import SecureClusters, also_without_survivors
 from dpcfl_net.core.roster import ClientEntry
@@ -28,8 +30,12 @@ class Global(WeighedByNoise, SecureClusters):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        said = also_without_survivors(WITHOUT_CLIENTS, setting)
-        return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=said)
+        said = WITHOUT_CLIENTS if asynchronous_of(options) is None else WITHOUT_ANSWERS
+        return replace(
+            super().capabilities_for(options, setting),
+            summed_rounds=setting.rounds,
+            without_clients=also_without_survivors(said, setting),
+        )
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))

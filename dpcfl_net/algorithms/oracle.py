@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.algorithms.asynchronous_options import asynchronous_of
+from dpcfl_net.algorithms.buffered import WITHOUT_ANSWERS
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.algorithms.secure_clusters import also_without_survivors
 from dpcfl_net.core.types import State
@@ -27,9 +29,10 @@ class Oracle(Global):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        said = WITHOUT_CLIENTS if asynchronous_of(options) is None else WITHOUT_ANSWERS
         return replace(
             super().capabilities_for(options, setting), uses_oracle=True, published_models=setting.true_clusters,
-            without_clients=also_without_survivors(WITHOUT_CLIENTS, setting),
+            without_clients=also_without_survivors(said, setting),
         )  # fmt: skip
 
     def start(self, fed: Federation) -> State:

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
+from dpcfl_net.algorithms.buffered import also_without_answers
 from dpcfl_net.algorithms.noise_weights import MayWeighByNoise, WeighedByNoise
 from dpcfl_net.algorithms.secure_clusters import SecureClusters, also_without_survivors
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
@@ -101,7 +102,8 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         after = setting.rounds - 1  # the mixture of the first round needs each update
-        said = also_without_survivors(f"{WITHOUT_CLIENTS}; {NOT_JOINING if setting.privacy.secure else JOINING}", setting)
+        said = f"{WITHOUT_CLIENTS}; {NOT_JOINING if setting.privacy.secure else JOINING}"
+        said = also_without_survivors(also_without_answers(said, options), setting)
         return replace(super().capabilities_for(options, setting), summed_rounds=after, without_clients=said)
 
     @classmethod

@@ -8,12 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import SMALL
+from conftest import ROOT, SMALL
 from simulate import simulate
 
 import dpcfl_net as dpcfl
 from dpcfl_net.algorithms.asynchronous_options import Asynchronous
 from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.algorithms.buffered import WITHOUT_ANSWERS
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
@@ -139,6 +140,25 @@ def test_the_oracles_clusters_move_by_their_own_updates_over_their_public_share(
     moves = [(after.models - before.models)[:, 0].tolist() for before, after in pairwise(states)]
     assert moves[0] == pytest.approx([2.0, 0.0], abs=1e-5)  # a full buffer holds one update of each cluster on average
     assert moves[1] == pytest.approx([1.0, 2**-0.5], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["global", "oracle", "r-dpcfl", "dp-ifca"])
+def test_a_participation_without_an_answer_counts_as_zeros_and_the_job_says_so(tmp_path, name):
+    job = job_for(
+        tmp_path, name, PAIRS if name in ("global", "oracle") else SIX, rounds=4 if name in ("global", "oracle") else 6
+    )
+    said, page = job.algorithm.capabilities.without_clients, (ROOT / "docs/how-to/processes.md").read_text()
+    before, sentence = said.removesuffix(WITHOUT_ANSWERS), f"| {WITHOUT_ANSWERS} |"
+    assert said.endswith(WITHOUT_ANSWERS)
+    assert sentence in page
+    if name in ("r-dpcfl", "dp-ifca"):  # whose first rounds are synchronous
+        assert before == f"{job_for(tmp_path, name).algorithm.capabilities.without_clients}; in asynchronous rounds "
+        return
+    assert before == ""
+    p = job.protocol.model.parameters
+    states, _ = drive(job, [0, 1, 2, 3] * 2, {0: np.ones(p, np.float32), 1: None, 2: None, 3: None}, quorum=0.0)
+    move = states[1].models - states[0].models
+    assert move.max() == pytest.approx(0.5 if name == "global" else 1.0)  # over 2 places, or 1 place for each of 2 clusters
 
 
 def test_at_most_so_many_clients_work_at_once(tmp_path):
