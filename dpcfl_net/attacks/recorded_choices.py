@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.privacy.slots import SelectionSlot, UnprotectedSlot
-from dpcfl_net.results.recorded_messages import decoded_messages
+from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of
 from dpcfl_net.results.summary import read_run_job
 
 
@@ -80,9 +79,7 @@ def read_choices(folder: Path) -> Recording:
     job = read_run_job(folder)
     algorithm = job.algorithm
     asking = {name: step.charges for name, step in client_steps(algorithm).items() if "choice" in step.gives}
-    path = RunFolder(folder).transcript
-    if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
+    path = transcript_of(folder)
     asked: dict[str, str] = {}
     models: dict[str, np.ndarray] = {}
     released: dict[tuple[int, int], tuple[int, str]] = {}

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
-from dpcfl_net.results.recorded_messages import decoded_messages
+from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of
 from dpcfl_net.transport.messages import Header
 
 Tensors = Mapping[str, np.ndarray]
@@ -65,9 +64,7 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
     Raises:
         ConfigError: If there is no transcript, or no such update in it.
     """
-    path = RunFolder(folder).transcript
-    if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
+    path = transcript_of(folder)
     asked: dict[str, Tensors] = {}
     models: dict[str, Tensors] = {}
     updates: dict[tuple[int, int], Update] = {}

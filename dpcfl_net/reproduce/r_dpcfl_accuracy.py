@@ -12,11 +12,11 @@ from dpcfl_net.report import sweep
 from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, Row, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, paired
 from dpcfl_net.reproduce.planned import SETTINGS, measure
+from dpcfl_net.reproduce.r_dpcfl_noise import PAPER
 from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
-PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federated Learning, TMLR 2025"
 SYSTEMS = ("oracle", "r-dpcfl", "dp-ifca", "mr-mtl", "local", "km-cdpfl", "global")
 CONFIGS = {
     "laptop": (

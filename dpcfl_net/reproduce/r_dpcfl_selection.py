@@ -15,8 +15,8 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionResult, Row, packaged
 from dpcfl_net.reproduce.claims import LEAD, Claim, Exact, paired
 from dpcfl_net.reproduce.planned import measure
-from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
-from dpcfl_net.reproduce.r_dpcfl_noise import TrainingSchedule
+from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
+from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, TrainingSchedule
 from dpcfl_net.reproduce.r_dpcfl_variants import by_variant, spread
 from dpcfl_net.results.tables import Table
 

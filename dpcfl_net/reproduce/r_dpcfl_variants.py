@@ -11,7 +11,8 @@ from dpcfl_net.reproduce.base import Context, Grid, Reproduction, ReproductionRe
 from dpcfl_net.reproduce.claims import Claim
 from dpcfl_net.reproduce.planned import measure
 from dpcfl_net.reproduce.plots import bars
-from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, RECOVERED, SLACK, ordering, recovery, row_of
+from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, RECOVERED, SLACK, ordering, recovery, row_of
+from dpcfl_net.reproduce.r_dpcfl_noise import PAPER
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 

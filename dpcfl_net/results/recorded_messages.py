@@ -7,13 +7,29 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.tensors import describe
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import Header, match_template
 from dpcfl_net.transport.transcript import Record
+
+
+def transcript_of(folder: Path) -> Path:
+    """Return the transcript of a run, for a reader of its messages.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        ConfigError: If the run recorded none.
+    """
+    path = RunFolder(folder).transcript
+    if not path.exists():
+        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
+    return path
 
 
 def decoded_messages(path: Path, algorithm: ClientSide) -> Iterator[tuple[Record, Header, dict[str, np.ndarray] | None]]:
