@@ -122,6 +122,8 @@ def test_updates_are_weighted_by_their_staleness_and_divided_by_the_buffer(tmp_p
     assert [(work.client, work.participation) for t, work in fed.sent if t == 2] == [(0, 2), (1, 2)]
     base = next(work.tensors["model"] for t, work in fed.sent if t == 3 and work.client == 2)
     assert base.tobytes() == states[2].models[0].tobytes()  # a free client trains from the newest version
+    for state in states[1:]:  # a checkpoint keeps no version that no open task needs
+        assert {*state.memory["bases"]} == {str(base) for _, base, _ in state.memory["working"].values()}
 
 
 def test_too_stale_updates_are_not_used(tmp_path):

@@ -132,6 +132,12 @@ def test_a_late_client_chooses_once_by_the_exponential_mechanism_and_its_gate_gi
         assert (refused.status, refused.code) == ("refused", "unknown-kind")
 
 
+def test_who_was_there_before_the_window_but_not_in_it_joins_in_its_next_round(keys):
+    """Rounds 1 to 4 are before the window, round 5 is the window. Client 2 chose in it and is away afterwards."""
+    job = job_of(keys, "r-dpcfl", {1: [[1, 4], [7, 8]], 2: [[1, 5], [8, 8]], 3: [[8, 8]]})
+    assert [job.algorithm.joining(t, 4) for t in (6, 7, 8)] == [[], [1], [3]]
+
+
 def test_a_silent_late_client_keeps_its_drawn_cluster_and_is_not_waited_for(keys, tmp_path, monkeypatch):
     job = job_of(keys, "r-dpcfl", LATE)
     from dpcfl_net.federation import client_host

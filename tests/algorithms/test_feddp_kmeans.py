@@ -191,6 +191,40 @@ def test_a_client_without_counts_is_in_the_largest_cluster(job):
     assert [found[i] for i in (1, 2, 4, 7)] == [found[3]] * 4
 
 
+def test_with_fewer_answers_than_clusters_each_client_is_alone(job):
+    fed = SimpleNamespace(clients=range(8), seed=lambda purpose: 1)
+    found = made_with(job[0], clusters=4).assigned({2: np.array([30.0, 0.0]), 5: np.array([0.0, 30.0])}, fed)
+    assert found[2] != found[5]
+    assert set(found) == {0, 1}
+
+
+@pytest.mark.parametrize("clear", [0, 9, 10])
+def test_there_are_k_centres_whatever_the_noise_hides(job, clear):
+    """Points whose weights noise explains are dropped; where fewer than k = 10 are left, the k heaviest points are taken."""
+    algorithm = job[0].algorithm
+    deviation = 4.0 * math.hypot(*(entry.noise_multiplier for entry in job[0].protocol.roster))
+    points = np.random.default_rng(3).normal(size=(POINTS, 10)).astype(np.float32)
+    weights = np.linspace(0, 1.9, POINTS) * deviation
+    weights[:clear] = np.linspace(2.1, 3, clear) * deviation
+    answers = SimpleNamespace(column=lambda name: {i: (weights / 8).astype(np.float32) for i in range(8)})
+    fed = SimpleNamespace(call=lambda step, common: answers, seed=lambda purpose: 1)
+    state = State(np.zeros((1, 650), np.float32), [0] * 8, {"axes": np.eye(10, 64, dtype=np.float32), "points": points})
+    centres = algorithm.round(state, 2, fed).memory["centres"][:, :10]
+    heaviest = points[np.argsort(weights)[-10:]]
+    np.testing.assert_allclose(np.sort(centres, axis=0), np.sort(heaviest, axis=0), atol=1e-5)
+
+
+def test_points_lie_where_records_of_norm_1_do(job):
+    sides = np.triu_indices(64)
+    upper = np.where(np.equal(*sides), 1.0, 0.0) * job[0].protocol.roster[0].records  # each record as long in all 64 directions
+    answers = SimpleNamespace(column=lambda name: {0: upper.astype(np.float32)})
+    fed = SimpleNamespace(call=lambda step, common: answers, rng=lambda purpose: np.random.default_rng(4))
+    points = job[0].algorithm.round(State(np.zeros((1, 650), np.float32), [0] * 8), 1, fed).memory["points"]
+    norms = np.linalg.norm(points, axis=1)
+    assert norms.max() <= 1 + 1e-6
+    assert (norms > 1 - 1e-6).mean() > 0.9
+
+
 def test_points_have_the_second_moment_of_the_clients_that_answered(job):
     """Half of the clients send half of the sum, over half of the records."""
     algorithm = job[0].algorithm

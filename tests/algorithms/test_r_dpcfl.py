@@ -74,6 +74,13 @@ def test_phases_follow_the_plan(protocol):
     assert quota == {"first": 1, "train": 19, "select": 2}
 
 
+def test_the_soft_rounds_are_the_whole_part_of_half_of_the_rounds(protocol):
+    _, states = run(protocol.model_copy(update={"rounds": 7}), clustered, 7)
+    assert states[0].diagnostics["MPO"] < 1e-6
+    assert [state.diagnostics["phase"] for state in states] == ["first", "soft", "soft", "window", "frozen", "frozen", "frozen"]
+    assert ["first_round" in state.diagnostics for state in states] == [True] + [False] * 6  # no checkpoint repeats its arrays
+
+
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 def test_a_choice_costs_its_fraction_of_epsilon_under_both_adjacencies(protocol, adjacency):
     privacy = protocol.privacy.model_copy(update={"adjacency": adjacency})
