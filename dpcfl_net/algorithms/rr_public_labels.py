@@ -68,6 +68,12 @@ class PublicLabels(ClientLevel):
         every = self.options.labels_every
         return math.ceil((self.protocol.rounds + 1 - self.first_labels) / every) if every else 0
 
+    @property
+    def least_members(self) -> int:
+        """Minimum size of a public cluster, so that a sample holds B of it on average; an equal share where clients are too few."""
+        needed = math.ceil(self.options.min_cluster_size / self.options.sampling_rate - 1e-9)
+        return min(needed, len(self.clients) // self.options.clusters)
+
     def label_slots(self) -> list[Slot]:
         """List the slots of the labels of all clients in the central plan."""
         kind, categories = self.options.labels, self.options.clusters
@@ -127,8 +133,7 @@ class PublicLabels(ClientLevel):
             named = me.chosen_labels(LABELS, losses, self.options.labels_loss_range)
         else:
             named = me.randomised_labels(LABELS, sent)
-        least = math.ceil(self.options.min_cluster_size / self.options.sampling_rate - 1e-9)
-        placed = rebalance(named, self.options.clusters, least, me.rng(LABELS, "rebalancing"), "surplus")
+        placed = rebalance(named, self.options.clusters, self.least_members, me.rng(LABELS, "rebalancing"), "surplus")
         kinds = {"as sent": sent, "as released": named.tolist(), "as placed": placed.tolist()}
         me.show_observer(clients=list(self.clients), labels=kinds)
         return Release(labels=placed.astype(np.int64))

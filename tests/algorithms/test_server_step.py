@@ -7,6 +7,7 @@ import pytest
 from conftest import SMALL
 
 from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.clustering.rebalance import rebalance
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.transport.keys import make_keys
@@ -119,6 +120,21 @@ def test_public_labels_stay_until_their_next_release_and_through_a_crash(protoco
         used.append(([step for step, _ in fed.steps], fed.steps[-1][1]["labels"].tolist()))
     both, one = ["all_labels", "placed"], ["placed"]
     assert used == [(both, [*first]), (one, [*first]), (both, [*first]), (one, [*first]), (both, [*second]), (one, [*second])]
+
+
+@pytest.mark.parametrize(
+    ("rate", "clusters", "least", "members"),
+    [(0.5, 3, 2, 4), (0.75, 4, 2, 3), (0.5, 3, 0, 0), (0.25, 1, 3, 12), (0.75, 7, 1, 1)],
+)
+def test_public_clusters_have_b_clients_in_a_sample_on_average_or_equal_shares(protocols, rate, clusters, least, members):
+    """B = 1 of 9 sampled in each of 7 clusters needs 1.33 of the 12 clients, so 2; the last cluster would be left with none."""
+    options = {**SELDOM, "sampling_rate": rate, "clusters": clusters, "min_cluster_size": least}
+    if clusters == 1:
+        options |= {"labels": "exponential"}
+    algorithm = algorithm_of(protocols["replace-one"].model_copy(update={"algorithm": "rr-cluster", "options": options}))
+    assert algorithm.least_members == members
+    placed = rebalance(np.zeros(N, np.int64), clusters, algorithm.least_members, np.random.default_rng(0))
+    assert np.bincount(placed, minlength=clusters).min() >= members
 
 
 @pytest.mark.parametrize(("rounds", "every", "guarantee", "releases"), [
