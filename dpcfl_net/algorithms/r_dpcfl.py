@@ -96,7 +96,8 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         selection: Selection = Field(default=Selection(), description="private choices of a cluster, in a window of rounds")
         secure_from: int | None = Field(
             default=None, ge=2,
-            description="privacy.trust secure-aggregation: first round with secure sums, whose clusters are frozen; null: 2",
+            description="privacy.trust secure-aggregation: first round with secure sums, whose clusters are frozen; from 4 on (3 with "
+            "warm_start) clients choose before it; null: 2",
         )  # fmt: skip
 
     @classmethod
