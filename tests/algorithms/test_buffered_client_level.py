@@ -223,6 +223,25 @@ def test_versions_after_the_last_participation_leave_the_model(tmp_path):
     assert fed.submitted == []
 
 
+def test_a_version_of_the_last_two_clients_is_divided_by_the_buffer_as_always(tmp_path):
+    """Two runs of one noise seed differ by the updates of clients 4 and 5, which alone have participations left."""
+    job, models = job_for(tmp_path), []
+    updates = updates_of(job)
+    for name, size in (("a", 1.0), ("b", 0.0)):
+        with closing(
+            CentralDPServer.of(job.algorithm, tmp_path / name / "ledgers", job.experiment.noise, durable=False)
+        ) as server:
+            for t in range(1, MOST + 1):
+                release(server, job, t, range(4))
+        state = State(np.zeros((1, updates[0].size), np.float32), [0] * CLIENTS, {"participations": [MOST] * 4 + [0, 0]})
+        each = {client: np.float32(size) * update for client, update in updates.items()}
+        states, _ = drive(job, [4, 5], each, tmp_path / name, state=state, first=MOST + 1, rounds=MOST + 1)
+        models.append(states[-1].models[0])
+        assert published(tmp_path / name)[-1] == (MOST + 1, [4, 5])
+    clipped = [CLIP * updates[client] / np.linalg.norm(updates[client]) for client in (4, 5)]
+    np.testing.assert_allclose(models[0] - models[1], sum(clipped) / 3, atol=2e-6)
+
+
 def test_a_version_without_answers_is_noise(tmp_path):
     job = job_for(tmp_path)
     states, _ = drive(job, arrivals(), dict.fromkeys(range(CLIENTS)), tmp_path, rounds=1, quorum=0.0)
