@@ -395,8 +395,10 @@ def test_a_statement_says_that_clients_add_noise_only_where_all_releases_have_it
 
 
 def test_the_private_twin_keeps_its_promise(tmp_path):
-    job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2, "select": "exponential"}, privacy={"epsilon": 5, "delta": 1e-4})
+    twin = {"name": "f-cdpfl", "clusters": 2, "select": "exponential", "budget_fraction": 0.02}
+    job = job_for(tmp_path, twin, privacy={"epsilon": 5, "delta": 1e-4})
     assert job.protocol.unprotected == []
+    assert [slot.eta for slot in job.algorithm.plan(job.protocol.roster[0]) if slot.name == "select"] == [0.02 * 5] * ROUNDS
     assert job.algorithm.capabilities.claim_of_paper == "record-level (epsilon, delta) for the updates (section 3)"
     run(job, tmp_path)
 

@@ -303,6 +303,13 @@ def test_a_damaged_checkpoint_costs_nothing_since_open_tasks_are_sent_again(tmp_
     assert all(charged(tmp_path / "cut", client) == charged(tmp_path / "whole", client) for client in range(4))
 
 
+def test_a_run_without_asynchronous_rounds_is_the_synchronous_one():
+    """r-dpcfl's E_c is at least 2, so that a run of two rounds has no frozen clusters."""
+    options = {"name": "r-dpcfl", "clusters": 2, "asynchronous": {"buffer": 2}}
+    resolved = config.resolve({**SMALL, **TINY, "algorithm": options, "rounds": 2})
+    assert resolved.capabilities.expected_releases == 2 * 4
+
+
 TRUSTED = {**SMALL["privacy"], "unit": "client", "trust": "trusted-server", "delta": 1e-2}
 
 
