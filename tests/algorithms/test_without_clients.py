@@ -151,6 +151,8 @@ def test_km_cdpfl_moves_only_the_models_of_those_that_answered(job_of):
     first, second, third = rounds(job_of("km-cdpfl"), present(0, 1, 2, 3), present(0, 3), present())
     assert [step == 0 for step in moved(first, second)] == [False, True, True, False]
     assert moved(second, third) == [0.0] * 4
+    alone = rounds(job_of("km-cdpfl"), present(0, 1, 2, 3), present(2))  # fewer answers than clusters
+    assert moved(*alone) == [0.0, 0.0, 3.0, 0.0]
 
 
 def test_mr_mtl_weighs_updates_by_records_over_all_clients(job_of):
