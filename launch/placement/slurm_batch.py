@@ -151,12 +151,21 @@ def requeue(job: str, limit: TimeLimit, say: Callable[[str], None], *, progress:
     """
     if limit.reached and not progress:
         raise RunFailed("no round finished within the time limit of this job: raise --time")
-    state = _slurm("squeue", "--noheader", "--jobs", job, "--format", "%T").strip()
+    name, state = _name_and_state(job)
     if state != "RUNNING":
-        say(f"SLURM has ended job {job} (state {state or 'unknown'}): it decides whether the job starts again")
+        say(f"SLURM has ended job {name} (state {state}): it decides whether the job starts again")
         return
-    say(f"requeueing job {job}: the run resumes when SLURM starts it again")
-    _slurm("scontrol", "requeue", job)
+    say(f"requeueing job {name}: the run resumes when SLURM starts it again")
+    _slurm("scontrol", "requeue", name)
+
+
+def _name_and_state(job: str) -> tuple[str, str]:
+    """Return the name of a job, ARRAY_TASK for a task of an array, and its state.
+
+    The last task of an array has the id of the array. With that id, squeue lists all tasks and scontrol requeues all of them.
+    """
+    rows = [line.split() for line in _slurm("squeue", "--noheader", "--jobs", job, "--format", "%A %i %T").splitlines()]
+    return next(((row[1], row[2]) for row in rows if row[:1] == [job]), (job, "unknown"))
 
 
 def _slurm(*command: str) -> str:

@@ -130,10 +130,10 @@ def task(tmp_path, plan, monkeypatch):
     calls = tmp_path / "calls"
     before = signal.getsignal(signal.SIGUSR1)
 
-    def play(outcome: str, rounds: int = 0, limit: bool = False, state: str = "RUNNING"):
+    def play(outcome: str, rounds: int = 0, limit: bool = False, queue: str = "77 77 RUNNING"):
         programs = tmp_path / "bin"
         programs.mkdir(exist_ok=True)
-        for name, body in (("squeue", f"echo {state}"), ("scontrol", f'echo "$@" >> {calls}')):
+        for name, body in (("squeue", f"echo '{queue}'"), ("scontrol", f'echo "$@" >> {calls}')):
             write(programs / name, f"#!/bin/sh\n{body}\n").chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_JOB_ID", "77")
@@ -162,9 +162,15 @@ def test_an_interrupted_task_is_requeued(task):
     assert (code, outcome.state, calls) == (130, "interrupted", "requeue 77\n")
 
 
+def test_of_an_array_only_the_interrupted_task_is_requeued(task):
+    """The last task has the id of the array, with which SLURM tells of all tasks and requeues all: it was not requeued."""
+    queue = "75 77_0 COMPLETING\n76 77_1 RUNNING\n77 77_2 RUNNING"
+    assert task("interrupted", rounds=3, limit=True, queue=queue)[2] == "requeue 77_2\n"
+
+
 @pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "COMPLETING", ""])
 def test_a_task_that_slurm_has_ended_is_not_requeued(task, state):
-    code, outcome, calls = task("interrupted", rounds=3, state=state)
+    code, outcome, calls = task("interrupted", rounds=3, queue=f"77 77 {state}" if state else "")
     assert (code, outcome.state, calls) == (130, "interrupted", "")
 
 
@@ -226,21 +232,21 @@ def until_done(folder: Path, seconds: float = 240) -> None:
 
 @pytest.mark.slow
 def test_a_job_array_of_stand_ins_runs_requeues_and_is_collected(tmp_path):
-    """sbatch, squeue and scontrol are stand-ins that run the tasks here. One task gets USR1 in the middle, as before a time limit."""
+    """sbatch, squeue and scontrol are stand-ins that run the tasks here. The last task gets USR1, as before a time limit."""
     environment = fake_slurm.install(tmp_path / "bin")
     path, axes = tiny(tmp_path / "c", rounds=60), ["seed=0:3"]
     submitted = dpcfl("sweep", path, *axes, "--on", "slurm", "--cpus", 2, "--out", tmp_path / "out", env=environment)
     assert submitted.returncode == 0, submitted.stderr
     assert "submitted array job 100: " in submitted.stdout
     (sweep,) = (tmp_path / "out").glob("*-sweep-*")
-    first = (sweep / json.loads((sweep / "sweep.json").read_text())["cells"][0]["folder"]).resolve()
-    engines.until(lambda: any(first.glob("checkpoints/round_*")), 120, "no round was reached")
-    os.kill(int((tmp_path / "bin" / "101.pid").read_text()), signal.SIGUSR1)
+    last = (sweep / json.loads((sweep / "sweep.json").read_text())["cells"][2]["folder"]).resolve()
+    engines.until(lambda: any(last.glob("checkpoints/round_*")), 120, "no round was reached")
+    os.kill(int((tmp_path / "bin" / "100_2.pid").read_text()), signal.SIGUSR1)
     until_done(tmp_path / "bin")
-    log = (sweep / "logs" / "array_0_0.log").read_text()
-    assert "requeueing job 101: the run resumes when SLURM starts it again" in log
-    assert "SLURM started this task again (1)" in log
-    charged = [line["round"] for line in runlog.read(first / "metrics.jsonl") if line.get("view") == "server"]
+    logs = [(sweep / "logs" / f"array_0_{task}.log").read_text() for task in range(3)]
+    assert "requeueing job 100_2: the run resumes when SLURM starts it again" in logs[2]
+    assert ["SLURM started this task again" in log for log in logs] == [False, False, True]
+    charged = [line["round"] for line in runlog.read(last / "metrics.jsonl") if line.get("view") == "server"]
     assert sorted(set(charged)) == list(range(1, 61))
     collected = dpcfl("sweep", path, *axes, "--collect", "--out", tmp_path / "out")
     assert collected.returncode == 0, collected.stderr
@@ -285,13 +291,14 @@ def test_a_real_job_array_runs_requeues_and_is_collected(tmp_path):
         submitted = dpcfl(*command, "--on", "slurm", "--time", "10", env=environment)
         assert submitted.returncode == 0, submitted.stderr
         (sweep,) = (tmp_path / "out").glob("*-sweep-*")
-        first = (sweep / json.loads((sweep / "sweep.json").read_text())["cells"][0]["folder"]).resolve()
-        engines.until(lambda: any(first.glob("checkpoints/round_*")), 120, "no round was reached")
-        rows = engines.said("squeue", "-h", "-r", "-o", "%i %A %K", env=environment).splitlines()
-        (job,) = [row.split()[1] for row in rows if row.split()[2] == "0"]
+        last = (sweep / json.loads((sweep / "sweep.json").read_text())["cells"][2]["folder"]).resolve()
+        engines.until(lambda: any(last.glob("checkpoints/round_*")), 120, "no round was reached")
+        names = engines.said("squeue", "-h", "-r", "-o", "%i", env=environment).split()
+        (job,) = [name for name in names if name.endswith("_2")]
         engines.said("scancel", "--batch", "--signal=USR1", job, env=environment)
         engines.until(lambda: not engines.said("squeue", "-h", env=environment).strip(), 400, "the array did not end")
-        assert "SLURM started this task again (1)" in (sweep / "logs" / "array_0_0.log").read_text()
+        logs = [(sweep / "logs" / f"array_0_{task}.log").read_text() for task in range(3)]
+        assert ["SLURM started this task again (1)" in log for log in logs] == [False, False, True]
         collected = dpcfl(*command, "--collect")
         assert collected.returncode == 0, collected.stdout + collected.stderr
         assert "3 finished" in collected.stdout

@@ -1,7 +1,8 @@
 """Stand-ins for SLURM's programs, which run batch scripts on this machine: sbatch, squeue, scontrol and srun.
 
 `install(folder)` puts them into a folder for the PATH; their state is in the same folder. A job that `scontrol requeue` names runs
-again after it has ended, with SLURM_RESTART_COUNT.
+again after it has ended, with SLURM_RESTART_COUNT. As in SLURM, the last task of an array has the id of the array, which as a name
+stands for all tasks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 PROGRAMS = ("sbatch", "squeue", "scontrol", "srun")
 CPUS = 2
+JOB = 100  # id of the only job
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -48,7 +50,7 @@ def sbatch(folder: Path, arguments: list[str]) -> None:
         [sys.executable, __file__, str(folder), "job", str(script)], start_new_session=True, stdin=subprocess.DEVNULL,
         stdout=(folder / "job.log").open("a"), stderr=subprocess.STDOUT,
     )  # fmt: skip
-    print("100" if "--parsable" in arguments else "Submitted batch job 100")
+    print(JOB if "--parsable" in arguments else f"Submitted batch job {JOB}")
 
 
 def job(folder: Path, arguments: list[str]) -> None:
@@ -56,11 +58,12 @@ def job(folder: Path, arguments: list[str]) -> None:
     script = Path(arguments[0])
     options = options_of(script)
     if "array" not in options:
-        run_task(folder, script, options, 100, None)
+        run_task(folder, script, options, JOB, None)
     else:
         tasks, at_once = tasks_of(options["array"])
         with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(lambda task: run_task(folder, script, options, 101 + task, task), tasks))
+            numbers = [*range(JOB + 1, JOB + len(tasks)), JOB]
+            list(pool.map(lambda task, number: run_task(folder, script, options, number, task), tasks, numbers))
     (folder / "done").touch()
 
 
@@ -70,33 +73,44 @@ def run_task(folder: Path, script: Path, options: dict[str, str], number: int, t
         "SLURM_JOB_ID": str(number), "SLURM_CPUS_PER_TASK": options["cpus-per-task"],
         "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": f"{CPUS}(x2)", "SLURMD_NODENAME": "localhost",
     }  # fmt: skip
+    name = str(number)
     if task is not None:
-        environment["SLURM_ARRAY_TASK_ID"] = str(task)
+        environment["SLURM_ARRAY_TASK_ID"], name = str(task), f"{JOB}_{task}"
     output = re.sub("%[aj]", lambda found: str(task if found[0] == "%a" else number), options["output"])
     restarts = 0
     while True:
-        (folder / f"{number}.state").write_text("RUNNING")
+        state = folder / f"{name}.state"
+        state.write_text(f"{number} {name} RUNNING")
         with open(output, "a") as log:
             process = subprocess.Popen(["bash", str(script)], env=environment, stdout=log, stderr=log, cwd=options.get("chdir"))
-            (folder / f"{number}.pid").write_text(str(process.pid))
+            (folder / f"{name}.pid").write_text(str(process.pid))
             process.wait()
-        if not (folder / f"{number}.requeue").exists():
-            (folder / f"{number}.state").write_text("COMPLETED" if process.returncode == 0 else "FAILED")
+        if not (folder / f"{name}.requeue").exists():
+            state.write_text(f"{number} {name} {'COMPLETED' if process.returncode == 0 else 'FAILED'}")
             return
-        (folder / f"{number}.requeue").unlink()
+        (folder / f"{name}.requeue").unlink()
         restarts += 1
         environment["SLURM_RESTART_COUNT"] = str(restarts)
 
 
 def squeue(folder: Path, arguments: list[str]) -> None:
-    """Print the state of the job after --jobs."""
-    print((folder / f"{arguments[arguments.index('--jobs') + 1]}.state").read_text())
+    """Print number, name and state of the jobs that --jobs names."""
+    assert arguments[arguments.index("--format") + 1] == "%A %i %T"
+    for path in named(folder, arguments[arguments.index("--jobs") + 1]):
+        print(path.read_text())
+
+
+def named(folder: Path, job: str) -> list[Path]:
+    """State of each job with this number or name, and of each task of the array with this name."""
+    paths = sorted(folder.glob("*.state"))
+    return [path for path in paths if job in (path.read_text().split()[0], path.stem, path.stem.partition("_")[0])]
 
 
 def scontrol(folder: Path, arguments: list[str]) -> None:
     """Requeue a job, or expand the list of nodes."""
     if arguments[0] == "requeue":
-        (folder / f"{arguments[1]}.requeue").touch()
+        for path in named(folder, arguments[1]):
+            path.with_suffix(".requeue").touch()
     else:
         print("n1\nn2")
 
