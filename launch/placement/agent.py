@@ -29,6 +29,7 @@ from dpcfl_net.core.locks import locked
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
+from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.host_aggregator import FOLDER, LOOK_S, HostAggregator, end_of_log
 from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter
@@ -88,14 +89,25 @@ class Agent:
         self._waiting: list[ForWorker] = []  # workers that start when the aggregator listens, and commands for them
 
     def serve(self) -> None:
-        """Execute commands until the input ends: the launcher or the connection has ended."""
+        """Execute commands until the input ends: the launcher or the connection has ended.
+
+        Raises:
+            RunFailed: After a signal, as from SLURM, which signals all processes of a job that it ends. The last lines of the ledgers
+                are sent first.
+        """
+        with Interrupts() as interrupts, interrupts.raising_again():
+            self._serve(interrupts)
+
+    def _serve(self, interrupts: Interrupts) -> None:
         node = local_node()
         self._send(
             AgentHello(version=__version__, host=node.location, cores=node.cores, memory=node.memory, gpus=list(node.gpus))
         )
         try:
             while True:
-                ready = wait(self._sources(), timeout=self._patience())
+                ready = wait([interrupts, *self._sources()], timeout=self._patience())
+                if interrupts.count:  # before its workers, which the signal may have ended too, count as crashed
+                    raise RunFailed("the agent was ended by a signal")
                 self._send_ledgers()  # the lines of a worker arrive before the message that it has ended
                 for source in ready:
                     if source in self._running:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ import pytest
 from agent_reports import reports_of
 
 from dpcfl_net import __version__
-from dpcfl_net.core.errors import LedgerError, Refused
+from dpcfl_net.core.errors import LedgerError, Refused, RunFailed
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import agent as agent_module
 from dpcfl_net.launch.placement import ledger_copies
@@ -21,6 +23,7 @@ from dpcfl_net.launch.placement.messages import (
     AgentHello,
     JobAccepted,
     LedgerUpdate,
+    Message,
     PrepareKeys,
     PublicKeys,
     SetJob,
@@ -168,8 +171,20 @@ def test_an_agent_refuses_the_job_before_a_worker_starts(tmp_path, ledger, copy)
     assert not [*(tmp_path / "host").glob("logs/client_*")]
 
 
-def test_what_a_worker_has_charged_before_it_is_ended_is_reported(tmp_path, ledger, monkeypatch):
-    """Copies of an interrupted run lacked the charges of its last second, and told an epsilon that was too small."""
+@pytest.fixture
+def no_end_by_a_signal():
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("no_end_by_a_signal")
+@pytest.mark.parametrize("signalled", [False, True])
+def test_what_a_worker_has_charged_before_it_is_ended_is_reported(tmp_path, ledger, monkeypatch, signalled):
+    """Copies of an interrupted run lacked the charges of its last second, and told an epsilon that was too small.
+
+    SLURM ends a job by a signal to all its processes: agents ended at once.
+    """
 
     class Workers:
         """A worker that charges a round before it ends."""
@@ -178,6 +193,8 @@ def test_what_a_worker_has_charged_before_it_is_ended_is_reported(tmp_path, ledg
             self._sentinels = os.pipe()
 
         def start(self, process):
+            if signalled:
+                signal.raise_signal(signal.SIGTERM)
             return SimpleNamespace(sentinel=self._sentinels[0])
 
         def close(self):
@@ -187,7 +204,9 @@ def test_what_a_worker_has_charged_before_it_is_ended_is_reported(tmp_path, ledg
 
     monkeypatch.setattr(agent_module, "LocalLauncher", Workers)
     keys = PrepareKeys(clients=[3], existing=False)
-    found = reports_of(tmp_path / "host", keys, JOB, StartWorker(first=3, count=1, group=False))
+    found: list[Message] = []
+    with pytest.raises(RunFailed, match="ended by a signal") if signalled else nullcontext():
+        reports_of(tmp_path / "host", keys, JOB, StartWorker(first=3, count=1, group=False), found=found)
     updates = [report for report in found if isinstance(report, LedgerUpdate)]
     assert "".join(update.lines for update in updates) == (ledger / "ledger.jsonl").read_text()
     assert updates[-1].counter.startswith("3 ")

@@ -9,8 +9,8 @@ from dpcfl_net.launch.placement.agent import Agent
 from dpcfl_net.launch.placement.messages import Message, read_report
 
 
-def reports_of(folder: Path, *commands: Message) -> list[Message]:
-    """Give commands to an agent of a run folder; return its reports once its input has ended."""
+def reports_of(folder: Path, *commands: Message, found: list[Message] | None = None) -> list[Message]:
+    """Give commands to an agent of a run folder; return its reports once its input has ended, and add them to `found`."""
     read, write = os.pipe()
     out, reports = os.pipe()
     os.write(write, b"".join(command.line() for command in commands))
@@ -21,5 +21,6 @@ def reports_of(folder: Path, *commands: Message) -> list[Message]:
         os.close(reports)
         os.close(read)
         with os.fdopen(out, "rb") as lines:
-            found = [read_report(line.rstrip(b"\n")) for line in lines]
+            found = [] if found is None else found
+            found += [read_report(line.rstrip(b"\n")) for line in lines]
     return found
