@@ -170,17 +170,25 @@ def read_json(path: str | Path, most: int = MOST_BYTES) -> Any:
     return parse_json(read_text(path, most), str(path))
 
 
-def write_text(path: str | Path, text: str) -> None:
+def write_text(path: str | Path, text: str, mode: int = 0o666) -> None:
     """Write a file that the user names; it may be a device or an open pipe, so it is not replaced atomically.
+
+    Args:
+        path: The file.
+        text: Its content.
+        mode: Permissions of a regular file, before the umask; an existing file loses those that are not among them.
 
     Raises:
         OSError: If it cannot be written, or is a named pipe without a reader; the error names `path`.
     """
     with naming(path):
         # Without O_NONBLOCK a named pipe without a reader would block.
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, mode)
         os.set_blocking(handle, True)
         with open(handle, "w", encoding="utf-8", newline="") as file:
+            found = os.fstat(handle).st_mode
+            if stat.S_ISREG(found) and found & 0o666 & ~mode:
+                os.fchmod(handle, found & mode)
             file.write(text)
 
 

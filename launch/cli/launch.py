@@ -234,8 +234,9 @@ def write_script(path: Path, overrides: list[str], out: Path, options: Options, 
         *arguments,
     ]
     command += ["--out", str(out.resolve())]
-    write_text(to, slurm_batch.script(shlex.join(command), config.name, resources))
-    print(f"wrote {to}; submit it with: sbatch {to}")
+    text = slurm_batch.script(shlex.join(command), config.name, resources)
+    write_text(to, text, new_run.mode_of({}, [override.partition("=")[0] for override in overrides]))
+    print(f"wrote {to}; submit it with: {shlex.join(['sbatch', str(to)])}")
 
 
 def _load(path: Path, overrides: list[str], options: Options) -> Config:

@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
 
@@ -65,6 +65,11 @@ class Resources:
                 problems.append(f"--slurm is {item!r}: dpcfl sets {key}")
         if problems:
             raise ConfigError(problems)
+
+    def given(self) -> list[str]:
+        """Return the options of the command line that differ from their defaults."""
+        names = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return [f"--{'slurm' if name == 'more' else name}" for name in names]
 
 
 def script(command: str, name: str, resources: Resources, **more: str | None) -> str:

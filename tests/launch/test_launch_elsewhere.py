@@ -441,9 +441,13 @@ def test_a_hosts_file_that_does_not_fit_is_refused_by_field(tmp_path, hosts, sai
         (["--on", "slurm", "--sbatch", "OUT", "--partition", "a b"], "--partition is 'a b'"),
         (["--on", "slurm", "--sbatch", "OUT", "--slurm", "array=0-3"], "dpcfl sets array"),
         (["--on", "slurm", "--sbatch", "OUT", "--slurm", "comment=a\nb"], "must be an option of sbatch"),
-        (["--on", "slurm", "--account", "me"], "belong to --sbatch FILE"),
+        (["--on", "slurm", "--account", "me"], "--account: only with --sbatch FILE"),
+        (["--on", "slurm", "--nodes", "2", "--cpus", "4", "--time", "5"], "--nodes, --cpus, --time: only with --sbatch FILE"),
+        (["--on", "ray", "--gpus", "1", "--slurm", "qos=x"], "--gpus, --slurm: only with --sbatch FILE"),
+        (["--on", "slurm", "--sbatch", "OUT", "--dry-run"], "give one of them"),
         (["--on", "slurm", "--requeue"], "inside a batch job"),
         (["--on", "local", "--requeue"], "--requeue is for --on slurm"),
+        (["--on", "slurm", "--requeue", "--resume", "OUT"], "--requeue is for a batch job that starts a run"),
         (["--on", "local", "--ray-wait", "9"], "--ray-wait is for --on ray"),
         (["--on", "ray", "--ray-wait", "0"], "must be from 1 to 86,400 seconds"),
     ],
@@ -452,7 +456,8 @@ def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, arguments, s
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     hosts = str(hosts_file(tmp_path))
     words = [{"HOSTS": hosts, "OUT": str(tmp_path / "job.sh")}.get(word, word) for word in arguments]
-    refused = refusal("launch", write_config(tmp_path / "c"), *words, "--out", tmp_path / "out")
+    config = [] if "--resume" in arguments else [write_config(tmp_path / "c")]
+    refused = refusal("launch", *config, *words, "--out", tmp_path / "out")
     assert refused.exit_code == 2
     assert said in str(refused)
 
@@ -595,11 +600,13 @@ def test_slurms_counts_of_cpus():
 
 def test_the_batch_script_runs_the_command_that_it_was_made_from(tmp_path):
     config = write_config(tmp_path / "a b")
-    done = dpcfl("launch", config, "--on", "slurm", "--sbatch", tmp_path / "job.sh", "--nodes", 2, "--cpus", 4, "--gpus", 1, "--time", "2:00:00",
+    path = tmp_path / "the job.sh"
+    done = dpcfl("launch", config, "--on", "slurm", "--sbatch", path, "--nodes", 2, "--cpus", 4, "--gpus", 1, "--time", "2:00:00",
                  "--address", "10.0.0.1", "--out", tmp_path / "out", "seed=3")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    script = (tmp_path / "job.sh").read_text()
-    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
+    assert done.stdout == f"wrote {path}; submit it with: sbatch '{path}'\n"
+    script = path.read_text()
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
     assert {
         "#SBATCH --nodes=2",
         "#SBATCH --cpus-per-task=4",
@@ -608,6 +615,17 @@ def test_the_batch_script_runs_the_command_that_it_was_made_from(tmp_path):
         "#SBATCH --requeue",
     } <= set(script.splitlines())
     assert f"launch '{config}' seed=3 --on slurm --requeue --address 10.0.0.1 --out {tmp_path / 'out'}" in script
+
+
+@pytest.mark.parametrize(("override", "mode"), [("seed=3", 0o644), (f"privacy.noise_seed={'5eed' * 16}", 0o600)])
+def test_a_batch_script_with_the_secret_of_the_noise_is_for_its_owner_only(tmp_path, override, mode):
+    script = tmp_path / "job.sh"
+    script.touch()
+    script.chmod(0o644)
+    config = write_config(tmp_path / "c")
+    cli.app(["launch", str(config), override, "--on", "slurm", "--sbatch", str(script)], standalone_mode=False)
+    assert stat.S_IMODE(script.stat().st_mode) == mode
+    assert override in script.read_text()
 
 
 assert SMALL["privacy"]["noise"] == "seeded"  # what makes bits comparable between the runs above

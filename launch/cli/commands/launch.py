@@ -87,14 +87,19 @@ def launch(
         on, hosts, address, bind, launching.port_pair(ports), root, python, cpus_per_worker, gpus_per_worker, ray_wait, requeue,
         tree,
     )  # fmt: skip
+    resources = Resources(nodes, cpus, gpus, time, memory, partition, account, tuple(slurm or ()))
     if resume is not None and (config is not None or overrides or dry_run or sbatch):
         raise ConfigError("--resume takes no configuration, no overrides, no --dry-run and no --sbatch: the job is signed")
+    if resume is not None and requeue:
+        raise ConfigError("--requeue is for a batch job that starts a run; it resumes that run itself, without --resume")
     if resume is None and config is None:
         raise ConfigError(NO_CONFIG)
-    if sbatch is None and (memory or partition or account or slurm):
-        raise ConfigError("--memory, --partition, --account and --slurm belong to --sbatch FILE")
+    if sbatch is None and (given := resources.given()):
+        raise ConfigError(f"{', '.join(given)}: only with --sbatch FILE")
     if sbatch is not None and on != "slurm":
         raise ConfigError(f"--sbatch belongs to --on slurm; --on is {on!r}")
+    if sbatch is not None and dry_run:
+        raise ConfigError("--sbatch writes a script and --dry-run contacts the hosts: give one of them")
     with messages_to_stderr(as_json, quiet) as stdout:
         code, found = 0, {}
         if config is None:
@@ -102,7 +107,6 @@ def launch(
             code = launching.resume(resume, options)
             found = {"folder": resume, **runs.document(resume)}
         elif sbatch is not None:
-            resources = Resources(nodes, cpus, gpus, time, memory, partition, account, tuple(slurm or ()))
             launching.write_script(config, overrides or [], out, options, sbatch, resources)
             found = {"file": sbatch}
         elif dry_run:
