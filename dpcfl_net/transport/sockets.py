@@ -82,7 +82,7 @@ def require_safe(address: str, security: str) -> None:
     if form is None or (form["port"] != "*" and int(form["port"]) > 65535):
         raise ConfigError(f"an address must look like tcp://host:port with a port up to 65535, got {shown(address)}")
     host = form["host"].strip("[]")
-    if security == "none" and not _is_loopback(host):
+    if security == "none" and not is_loopback(host):
         raise ConfigError(f"transport.security: none is allowed on loopback only, not on {address}")
 
 
@@ -131,7 +131,8 @@ def _is_ipv6(address: str) -> bool:
     return address.startswith("tcp://[")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return True for an address, or the name localhost, that only the same machine reaches."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePla
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.running import RunOptions
 from dpcfl_net.results.run_files import resume_command
+from dpcfl_net.transport.sockets import is_loopback
 
 ENGINES = ("local", "ray", "slurm", "ssh")
 MOST_NAMED = 20  # clients of a host that are listed one by one
@@ -278,17 +278,10 @@ def _check(config: Config, options: Options) -> None:
                 "ledger.scope is 'dataset': allowed with --on local only: each host would have a separate record book and would not "
                 "count what the other hosts spent on the same records"
             )
-        if config.runtime.transport.security == "none" and not _is_loopback(options.address):
+        if config.runtime.transport.security == "none" and not (options.address and is_loopback(options.address)):
             problems.append("runtime.transport.security is 'none': allowed on loopback only, must be 'curve' between hosts")
     if problems:
         raise ConfigError(problems)
-
-
-def _is_loopback(address: str | None) -> bool:
-    try:
-        return address is not None and ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 @contextmanager
@@ -306,7 +299,7 @@ def _open_placement(
         elif options.on == "slurm":
             nodes = slurm.allocation()
             hosts = slurm.make_hosts(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
-            address = options.address or slurm.own_address()
+            address = options.address or slurm.own_address(name for name, _ in nodes)
         else:
             from dpcfl_net.launch.placement import ray
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.launch.placement import routes
 from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.remote import Host
+from dpcfl_net.transport.sockets import is_loopback
 
 CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -82,19 +85,18 @@ def make_hosts(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run:
     return hosts
 
 
-def own_address(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address at which other nodes reach this one.
+def own_address(nodes: Iterable[str], environment: Mapping[str, str] = os.environ) -> str:
+    """Return the address at which the nodes reach this machine: that of its name, unless the name is of loopback or unknown.
 
     Args:
+        nodes: Names of the nodes.
         environment: Environment variables.
 
     Raises:
-        ConfigError: If the name of this node does not resolve.
+        ConfigError: If neither this machine nor a node has a name that resolves.
     """
-    name = environment.get("SLURMD_NODENAME") or socket.gethostname()
-    try:
-        return socket.gethostbyname(name)
-    except OSError as error:
-        raise ConfigError(
-            f"{name} does not resolve ({error}): give --address, the address of this machine for workers"
-        ) from None
+    with contextlib.suppress(OSError):
+        found = socket.gethostbyname(environment.get("SLURMD_NODENAME") or socket.gethostname())
+        if not is_loopback(found):
+            return found
+    return routes.own_address(nodes)

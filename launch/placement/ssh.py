@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,15 @@ from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.frozen import StrictModel
+from dpcfl_net.launch.placement import routes
 from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.remote import Host
+from dpcfl_net.transport.sockets import is_loopback
 
 ROOT = "~/.local/state/dpcfl"
 # Never asks for a password; detects a lost connection within 30 s.
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-DISCARD = 9  # port to look up a route; nothing is sent
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -129,27 +129,26 @@ def _hint(path: str, keys: list[str]) -> str:
 
 
 def own_address(hosts: HostsFile) -> str:
-    """Return the address of this machine on the route to the first host.
+    """Return the address of this machine on the route to the first host that is another machine.
 
     Args:
         hosts: The hosts file.
 
     Raises:
-        ConfigError: If there is no route, or if ssh is not used.
+        ConfigError: If there is no route, or if it cannot be told from the hosts that are reached by ssh.
     """
-    entry = hosts.hosts[0]
-    if entry.address is None:
+    names = (_host_name(entry) for entry in hosts.hosts if entry.address is not None)
+    found = "" if hosts.hosts[0].address is None else routes.own_address(names)
+    if not found or (is_loopback(found) and any(entry.through for entry in hosts.hosts)):
         raise ConfigError(
-            "give --address, the address of this machine for workers: it is detected only if the first host has an ssh address"
+            "give --address, the address of this machine for workers: it is detected only if the first host has an ssh address, "
+            "and one of these hosts is another machine"
         )
+    return found
+
+
+def _host_name(entry: Entry) -> str:
+    """Return the name or address to which ssh would connect."""
+    assert entry.address is not None
     settings = subprocess.run(["ssh", "-G", *entry.options, entry.address], capture_output=True, text=True, check=False).stdout
-    name = next((line.split(" ", 1)[1] for line in settings.splitlines() if line.startswith("hostname ")), entry.address)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(
-            f"no route to {entry.address} ({error}): give --address, the address of this machine for workers"
-        ) from None
+    return next((line.split(" ", 1)[1] for line in settings.splitlines() if line.startswith("hostname ")), entry.address)
