@@ -61,7 +61,7 @@ def arrays(
         return shared(home / "lock", lambda: _open(home, keys), lambda: _keep(home, keys, decode()))
     except OSError as error:
         raise ConfigError(
-            f"cannot keep decoded images in {home}: {reason(error)}; set XDG_CACHE_HOME to a folder with free space"
+            f"cannot write decoded images to {home}: {reason(error)}; set XDG_CACHE_HOME to a folder that you can write, with free space"
         ) from error
 
 

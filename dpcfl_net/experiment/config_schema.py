@@ -63,7 +63,7 @@ class DataSection(DataSettings):
     """The `data` section."""
 
     root: str | None = Field(
-        default=None, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder"
+        default=None, min_length=1, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder"
     )
 
 
@@ -144,7 +144,9 @@ class LedgerSettings(Section):
     scope: Literal["run", "dataset"] = Field(
         default="run", description="run: budget of this run only; dataset: all runs on the same records are composed"
     )
-    root: str | None = Field(default=None, description="scope dataset: folder of the record book, kept across runs")
+    root: str | None = Field(
+        default=None, min_length=1, description="scope dataset: folder of the record book, kept across runs"
+    )
     budget: BudgetSettings | None = Field(
         default=None,
         description="scope dataset: joint limit of all runs, {epsilon, delta}; null: no limit",

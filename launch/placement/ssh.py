@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.launch.placement import routes
 from dpcfl_net.launch.placement.base import agent_command
@@ -24,6 +25,15 @@ ROOT = "~/.local/state/dpcfl"
 # Never asks for a password; detects a lost connection within 30 s.
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Text = Annotated[str, Field(min_length=1)]
+# No shell expands a tilde: the agent's command is quoted for ssh, and `through` has none.
+Program = Annotated[str, Field(min_length=1), AfterValidator(lambda path: _without_tilde(path))]
+
+
+def _without_tilde(path: str) -> str:
+    if path.startswith("~"):
+        raise ValueError(f"is {shown(path)}: must be the whole path on the host, or the name of a program")
+    return path
 
 
 class Entry(StrictModel):
@@ -40,12 +50,12 @@ class Entry(StrictModel):
     """
 
     name: Annotated[str, Field(pattern=NAME)]
-    address: str | None = None
+    address: Text | None = None
     options: list[str] = []
     through: list[str] = []
     workers: Annotated[int, Field(ge=1)] | None = None
-    python: str | None = None
-    data_root: str | None = None
+    python: Program | None = None
+    data_root: Text | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Entry:
@@ -76,8 +86,8 @@ class HostsFile(StrictModel):
     """
 
     hosts: Annotated[list[Entry], Field(min_length=1)]
-    python: str = "python3"
-    root: str = ROOT
+    python: Program = "python3"
+    root: Text = ROOT
 
     @model_validator(mode="after")
     def _names_differ(self) -> HostsFile:

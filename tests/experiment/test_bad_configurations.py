@@ -157,6 +157,8 @@ WORDS = [
     ("data.partition", "iid", ["data.partition is 'iid'", "'equal', 'dirichlet', 'roles' or 'natural'"]),
     ("data.sha256", "abc", ["data.sha256 is 'abc'", "must match ^[0-9a-f]{64}$"]),
     ("data.root", "5", ["data.root is 5", "must be text"]),
+    ("data.root", "''", ["data.root is ''", "must have at least 1 character"]),
+    ("ledger.root", "''", ["ledger.root is ''", "must have at least 1 character"]),
     ("data", "digits", ["data is 'digits'", "a section of keys and values"]),
     ("model.name", "cn", ["model.name is 'cn'", "did you mean 'cnn'?"]),
     ("model.name", "digits_cnn", ["did you mean 'digits-cnn'?"]),
