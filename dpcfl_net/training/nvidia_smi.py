@@ -62,6 +62,16 @@ def visible_gpus() -> list[Gpu]:
     return _allowed(gpus, entries)
 
 
+def gpu_names() -> list[str]:
+    """Return number and name of each GPU of this machine, also of those that this process may not use.
+
+    Raises:
+        RunFailed: As `visible_gpus`.
+    """
+    lines = (_nvidia_smi("-L") or "").splitlines()
+    return [line.split(" (UUID")[0] for line in lines if line.startswith("GPU")]
+
+
 def mig_slices() -> list[Gpu] | None:
     """List the MIG slices of `nvidia-smi -L`; None without nvidia-smi."""
     text = _nvidia_smi("-L")

@@ -9,7 +9,6 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,8 @@ from typing import Any, Literal
 
 from dpcfl_net.core import open_files
 from dpcfl_net.core.errors import DpcflError
-from dpcfl_net.training.devices import visible_gpus
+from dpcfl_net.core.files import reason
+from dpcfl_net.training.nvidia_smi import gpu_names, visible_gpus
 
 Verdict = Literal["good", "note", "fails"]
 PACKAGES = ("torch", "torchvision", "opacus", "scikit-learn", "pyzmq", "msgpack", "numpy", "dp-accounting", "cryptography")
@@ -228,8 +228,11 @@ def gpus() -> Finding:
     """Check for GPUs and whether the installed torch can use them."""
     import torch
 
-    listed = _nvidia_smi()
     usable = torch.cuda.is_available()
+    try:
+        listed, visible = gpu_names(), visible_gpus() if usable else []
+    except DpcflError as error:
+        return Finding("GPUs", "fails", str(error), "repair the driver, or compute on the CPU: runtime.device=cpu")
     if listed and not usable:
         built = torch.version.cuda or "no CUDA"
         return Finding(
@@ -237,17 +240,9 @@ def gpus() -> Finding:
         )
     if not usable:
         return Finding("GPUs", "good", "none found; workers compute on the CPU")
-    free = ", ".join(f"{gpu.free / 2**30:.1f} GiB free on {gpu.uuid}" for gpu in visible_gpus())
+    free = ", ".join(f"{gpu.free / 2**30:.1f} GiB free on {gpu.uuid}" for gpu in visible)
     found = f"{'; '.join(listed) or 'usable'}; {free or 'none visible to this process'}; torch is built with CUDA {torch.version.cuda}"
     return Finding("GPUs", "good", f"{found}; runtime.slots_per_gpu workers (default 1) compute on a GPU at a time")
-
-
-def _nvidia_smi() -> list[str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=False)
-    return [line.split(" (UUID")[0] for line in done.stdout.splitlines() if line.startswith("GPU")]
 
 
 def files_for(clients: int) -> Callable[[], Finding]:
@@ -322,6 +317,17 @@ def loopback() -> Finding:
 
 def durable() -> Finding:
     """Measure a durable write in the current folder: every charge of a ledger needs it."""
+    try:
+        took = _seconds_of_fsync()
+    except OSError as error:
+        return _unwritable("disk", error)
+    found = f"an fsync in {Path.cwd()} takes {1000 * took:.1f} ms; a client needs about six per round"
+    if took > 0.1:
+        return Finding("disk", "note", found, "put run folders on a local disk: --out DIR")
+    return Finding("disk", "good", found)
+
+
+def _seconds_of_fsync() -> float:
     import time
 
     with tempfile.TemporaryDirectory(dir=".") as folder:
@@ -331,21 +337,25 @@ def durable() -> Finding:
             for _ in range(5):
                 os.write(handle, b"x" * 512)
                 os.fsync(handle)
-            took = (time.perf_counter() - start) / 5
+            return (time.perf_counter() - start) / 5
         finally:
             os.close(handle)
-    found = f"an fsync in {Path.cwd()} takes {1000 * took:.1f} ms; a client needs about six per round"
-    if took > 0.1:
-        return Finding("disk", "note", found, "put run folders on a local disk: --out DIR")
-    return Finding("disk", "good", found)
+
+
+def _unwritable(subject: str, error: OSError) -> Finding:
+    found = f"no file can be written in the current folder: {reason(error)}"
+    return Finding(subject, "fails", found, "change to another folder, or put run folders elsewhere: --out DIR")
 
 
 def private_files() -> Finding:
     """Check that the file system restricts a key file to its owner."""
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        path = Path(folder) / "key"
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        mode = path.stat().st_mode & 0o777
+    try:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            path = Path(folder) / "key"
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            mode = path.stat().st_mode & 0o777
+    except OSError as error:
+        return _unwritable("key files", error)
     if mode != 0o600:
         return Finding(
             "key files",

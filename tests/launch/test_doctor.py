@@ -10,6 +10,7 @@ import pytest
 from conftest import dpcfl
 
 from dpcfl_net.launch.cli import doctor
+from dpcfl_net.training import nvidia_smi
 
 
 def found(subject: str, clients: int = 8) -> doctor.Finding:
@@ -54,9 +55,29 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
 
 
 def test_a_gpu_that_torch_cannot_use_is_a_note_with_its_fix(monkeypatch):
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda: ["GPU 0: NVIDIA H100"])
+    monkeypatch.setattr(doctor, "gpu_names", lambda: ["GPU 0: NVIDIA H100"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     finding = doctor.gpus()
     assert finding.verdict == "note"
     assert "H100" in finding.found
     assert "CUDA build" in finding.fix
+
+
+def test_a_driver_that_does_not_answer_is_a_failure_with_its_fix(tmp_path, monkeypatch):
+    """The command ended with a traceback."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(nvidia_smi, "_PATIENCE_S", 0.2)
+    finding = found("GPUs")
+    assert (finding.verdict, "nvidia-smi -L gave no answer" in finding.found) == ("fails", True)
+    assert "runtime.device=cpu" in finding.fix
+
+
+def test_a_folder_that_cannot_be_written_is_a_failure_and_the_other_checks_follow(monkeypatch):
+    """The command ended at this check, with exit code 2."""
+    monkeypatch.chdir("/proc")
+    by_name = {finding.subject: finding for finding in doctor.examine(8)}
+    assert [by_name[name].verdict for name in ("disk", "key files")] == ["fails", "fails"]
+    assert "--out DIR" in by_name["disk"].fix
+    assert {"clock", "data sets", "other hosts"} <= set(by_name)
