@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,7 +26,9 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import new_run, saved_run
 from dpcfl_net.launch.cli import run as runs
+from dpcfl_net.launch.cli.output_room import say_last
 from dpcfl_net.launch.cli.reported_run import run_and_report
+from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.links import refuse_remote
 from dpcfl_net.launch.placement import slurm, slurm_batch, ssh
 from dpcfl_net.launch.placement.base import RUN_MODULE
@@ -144,17 +147,24 @@ def new(
     # Unique: a host may serve several launchers with equal folder names. It accepts fewer characters than a folder name.
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', folder.name)[:100].lstrip('_.-')}-{secrets.token_hex(4)}"
     with ExitStack() as stack:
-        with run_lock(folder):  # a killed or failed preparation has the mark and no lock: the next run in `out` removes it
-            files.preparing.touch()
-            placement = stack.enter_context(_open_placement(config, options, name, files.logs))
-            config = _with_tree(config, options, placement)
-            hosts = _assign(config, placement)
-            write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": hosts}, indent=1) + "\n")
-            with open_screen() as screen:
-                new_run.prepare(folder, config, placement, screen.prepare)
-            files.preparing.unlink()
+        interrupts = stack.enter_context(Interrupts(until_exit=True))
+        try:
+            with interrupts.raising(), run_lock(folder):
+                files.preparing.touch()  # a killed or failed preparation has the mark and no lock: the next run in `out` removes it
+                placement = stack.enter_context(_open_placement(config, options, name, files.logs))
+                config = _with_tree(config, options, placement)
+                hosts = _assign(config, placement)
+                write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": hosts}, indent=1) + "\n")
+                with open_screen() as screen:
+                    new_run.prepare(folder, config, placement, screen.prepare)
+                files.preparing.unlink()
+        except KeyboardInterrupt:
+            stack.close()  # the hosts first
+            shutil.rmtree(folder, ignore_errors=True)
+            say_last("stopped before the run began; the new run folder was removed")
+            return 130, {}
         print("\n".join(placement_lines(_describe_placement(placement, hosts, config))))
-        code, document = run_and_report(folder, config, RunOptions(placement=placement))
+        code, document = run_and_report(folder, config, RunOptions(placement=placement, interrupts=interrupts))
         return code, {"folder": folder, **document}
 
 
@@ -177,9 +187,17 @@ def resume(folder: Path, options: Options) -> int:
     config = saved.config
     if options.tree and not config.runtime.aggregators:
         raise ConfigError(f"--tree: {folder} has no aggregators, and its job is signed; resume it without --tree")
-    with _open_placement(config, options, document["run"], RunFolder(folder).logs, document["placed"]) as placement:
-        placement.make_keys(RunFolder(folder).keys, KeyOwners.of(config))
-        return runs.resume_saved(folder, saved, placement)
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts(until_exit=True))
+        try:
+            with interrupts.raising():
+                opened = _open_placement(config, options, document["run"], RunFolder(folder).logs, document["placed"])
+                placement = stack.enter_context(opened)
+                placement.make_keys(RunFolder(folder).keys, KeyOwners.of(config))
+        except KeyboardInterrupt:
+            say_last(f"stopped before the run continued; resume with: {resume_command(folder)}")
+            return 130
+        return runs.resume_saved(folder, saved, placement, interrupts=interrupts)
 
 
 def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def resume_saved(
     saved: SavedRun,
     placement: Placement | None = None,
     *,
+    interrupts: Interrupts | None = None,
     debug: bool = False,
     chaos: Path | None = None,
     trackers: Sequence[Tracker] = (),
@@ -123,6 +124,7 @@ def resume_saved(
         folder: The run folder.
         saved: Its configuration and run.json.
         placement: Hosts of the workers; None: this machine.
+        interrupts: Signals that interrupt the run; None: from now on.
         debug: Run everything in this process.
         chaos: File of faults to inject; None: no faults.
         trackers: Get the rounds of the run.
@@ -133,7 +135,7 @@ def resume_saved(
     if saved.finished:
         print(f"{folder} is finished ({saved.document.get('rounds_done', 'all')} rounds): nothing to resume")
         return 0
-    options = RunOptions(saved.seconds, placement, in_calling_process=debug, chaos=chaos, trackers=trackers)
+    options = RunOptions(saved.seconds, placement, interrupts, in_calling_process=debug, chaos=chaos, trackers=trackers)
     return run_and_report(folder, saved.config, options)[0]
 
 
