@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.core.files import write_text
 from dpcfl_net.core.process_log import log_if_chosen
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
@@ -69,8 +69,8 @@ def submit(plan: Sweep, contents: dict[Path, str]) -> list[str]:
         Ids of the arrays.
 
     Raises:
-        ConfigError: If sbatch is missing or refuses a script.
-        RunFailed: If sbatch does not answer.
+        ConfigError: If sbatch is missing or refuses the first script.
+        RunFailed: If sbatch does not answer, or refuses a later script: the message has the ids of the arrays before it.
     """
     files = SweepFolder(plan.folder)
     for folder in (files.logs, files.slurm, files.outcomes):
@@ -79,7 +79,15 @@ def submit(plan: Sweep, contents: dict[Path, str]) -> list[str]:
         files.outcome(index).unlink(missing_ok=True)
     for path, text in contents.items():
         write_text(path, text)
-    return [slurm_batch.submit(path) for path in contents]
+    ids: list[str] = []
+    for path in contents:
+        try:
+            ids.append(slurm_batch.submit(path))
+        except DpcflError as error:
+            if not ids:
+                raise
+            raise RunFailed(f"{error}; submitted before it: array jobs {', '.join(ids)}") from None
+    return ids
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -80,6 +80,26 @@ def test_only_unfinished_cells_are_submitted_in_parts_that_slurm_accepts(tmp_pat
         assert told.split()[-2:] == [str(plan.folder.resolve()), str(first + 7)]
 
 
+SBATCH = """#!/bin/sh
+case "$2" in
+    *_0.sh) echo "100;here" ;;
+    *_1.sh) echo 200 ;;
+    *) echo "too many jobs" >&2; exit 1 ;;
+esac
+"""
+
+
+def test_a_refused_array_names_those_that_were_submitted_before(tmp_path, plan, monkeypatch):
+    """As beyond a limit of jobs per user: the ids of the arrays that run were not shown."""
+    write(tmp_path / "sbatch", SBATCH).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    scripts = {plan.folder / "slurm" / f"array_{part}.sh": "" for part in range(3)}
+    with pytest.raises(RunFailed, match=r"array_2.sh: too many jobs; submitted before it: array jobs 100, 200$"):
+        slurm.submit(plan, scripts)
+    with pytest.raises(ConfigError, match=r"array_2.sh: too many jobs$"):
+        slurm.submit(plan, {path: text for path, text in scripts.items() if path.stem.endswith("2")})
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
