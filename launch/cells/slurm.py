@@ -50,8 +50,8 @@ def scripts(plan: Sweep, left: Sequence[int], resources: Resources, at_once: int
         first = f"$(({part * PART} + SLURM_ARRAY_TASK_ID))"
         array = ranges(tasks) + (f"%{at_once}" if at_once is not None else "")
         output = str(files.log(f"array_{part}_%a"))
-        if "%" in str(folder):
-            raise ConfigError(f"--out: {folder} holds '%', which SLURM replaces in the names of logs")
+        if re.search(r"[%\\]", str(folder)):
+            raise ConfigError(f"--out: {folder} holds '%' or a backslash, which SLURM replaces in the names of logs")
         found[files.array(part)] = slurm_batch.script(
             f'{command} "{first}"', plan.folder.name, resources, array=array, output=output, chdir=os.getcwd()
         )

@@ -80,9 +80,6 @@ def script(command: str, name: str, resources: Resources, **more: str | None) ->
         name: Name of the job in SLURM.
         resources: What the script requests.
         more: Further options of sbatch; None: the option takes no value.
-
-    Raises:
-        ConfigError: If an option holds both kinds of quotes.
     """
     options: dict[str, str | None] = {
         "job-name": re.sub(r"[^A-Za-z0-9._-]", "_", name),
@@ -210,10 +207,7 @@ def submit(path: Path) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Quote a value for sbatch, which knows single and double quotes."""
+    """Quote a value for sbatch, which takes a backslash for an escape inside quotes, too."""
     if not re.search(r"[\s'\"#\\]", value):
         return value
-    mark = "'" if "'" not in value else '"'
-    if mark in value:
-        raise ConfigError(f"{value!r} holds both kinds of quotes, which sbatch cannot read")
-    return f"{mark}{value}{mark}"
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

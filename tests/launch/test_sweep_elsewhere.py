@@ -18,6 +18,7 @@ from test_sweep_at_once import TINY, states, tiny
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.locks import run_lock
+from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.launch import sweeps
 from dpcfl_net.launch.cells import ray, slurm
 from dpcfl_net.launch.cells.outcome import CellOutcome
@@ -60,7 +61,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, capsys):
     lines = set(done.out.splitlines())
     assert {
         "#SBATCH --array=0-2%2", "#SBATCH --partition=long", "#SBATCH --account=lab", "#SBATCH --mem=4G", "#SBATCH --time=8:00:00",
-        "#SBATCH --cpus-per-task=4", "#SBATCH --gres=gpu:1", "#SBATCH --requeue", "#SBATCH --comment='two words'",
+        "#SBATCH --cpus-per-task=4", "#SBATCH --gres=gpu:1", "#SBATCH --requeue", '#SBATCH --comment="two words"',
         "#SBATCH --exclusive", "#SBATCH --signal=B:USR1@300", "3 cells, 0 cached, 3 to submit; nothing was submitted",
     } <= lines  # fmt: skip
     assert not (tmp_path / "out").exists()
@@ -69,8 +70,10 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, capsys):
 def test_only_unfinished_cells_are_submitted_in_parts_that_slurm_accepts(tmp_path, plan):
     left = [0, 2, *range(999, 1003), 2500]
     contents = slurm.scripts(plan, left, Resources(), None)
-    arrays = [fake_slurm.options_of(write(tmp_path / "script", text))["array"] for text in contents.values()]
-    assert arrays == ["0,2,999", "0-2", "500"]
+    options = [fake_slurm.options_of(write(tmp_path / "script", text)) for text in contents.values()]
+    assert [one["array"] for one in options] == ["0,2,999", "0-2", "500"]
+    assert [one["output"] for one in options] == [f"{plan.folder.resolve()}/logs/array_{part}_%a.log" for part in range(3)]
+    assert {one["chdir"] for one in options} == {os.getcwd()}  # relative paths of the configuration
     commands = [text.rstrip().splitlines()[-1] for text in contents.values()]
     for first, command in zip((0, 1000, 2000), commands, strict=True):
         shown = command.replace("exec ", "echo ", 1)
@@ -94,10 +97,21 @@ def test_a_refused_array_names_those_that_were_submitted_before(tmp_path, plan, 
     write(tmp_path / "sbatch", SBATCH).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     scripts = {plan.folder / "slurm" / f"array_{part}.sh": "" for part in range(3)}
+    of_a_failure = SweepFolder(plan.folder).outcome(1)
+    of_a_failure.parent.mkdir()
+    of_a_failure.touch()
     with pytest.raises(RunFailed, match=r"array_2.sh: too many jobs; submitted before it: array jobs 100, 200$"):
         slurm.submit(plan, scripts)
     with pytest.raises(ConfigError, match=r"array_2.sh: too many jobs$"):
         slurm.submit(plan, {path: text for path, text in scripts.items() if path.stem.endswith("2")})
+    assert not of_a_failure.exists()  # it is to run again
+
+
+@pytest.mark.parametrize("name", ["50%", "a\\b"])
+def test_a_folder_that_slurm_would_replace_in_the_names_of_logs_is_refused(tmp_path, name):
+    plan = Sweep.of(tiny(tmp_path / "c"), ["seed=0:2"], tmp_path / name, "cpu")
+    with pytest.raises(ConfigError, match=r"--out: .* holds '%' or a backslash"):
+        slurm.scripts(plan, [0], Resources(), None)
 
 
 def write(path: Path, text: str) -> Path:
@@ -157,9 +171,11 @@ def task(tmp_path, plan, monkeypatch):
             write(programs / name, f"#!/bin/sh\n{body}\n").chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_JOB_ID", "77")
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
         folder = plan.folders()[1]
 
         def run_cell(config, store, display, slots):
+            assert slots == 3
             folder.mkdir(parents=True, exist_ok=True)
             write(folder / "run.json", json.dumps({"state": outcome, "rounds_done": rounds}))
             for t in range(rounds):
@@ -207,6 +223,16 @@ def test_a_preemption_before_the_first_round_is_requeued(task):
 def test_a_failed_task_is_recorded_and_not_requeued(task):
     code, outcome, calls = task("failed")
     assert (code, outcome.state, outcome.error, calls) == (4, "failed", "burnt", "")
+
+
+def test_the_record_of_a_failure_stays_until_the_cell_has_run_again(plan, task, monkeypatch):
+    record = SweepFolder(plan.folder).outcome(1)
+    kept = []
+    monkeypatch.setattr(slurm, "outcome_text", lambda outcome: outcome.state)
+    for outcome in ("failed", "in use", "finished"):
+        task(outcome)
+        kept.append(record.exists())
+    assert kept == [True, True, False]
 
 
 def test_requeueing_says_what_slurm_refuses(tmp_path, monkeypatch):

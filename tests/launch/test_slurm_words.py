@@ -1,0 +1,106 @@
+"""What is said to SLURM's programs: the lines of batch scripts, and the options of the steps that start agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_slurm import options_of
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.launch.placement import slurm, slurm_batch
+from dpcfl_net.launch.placement.slurm_batch import Resources
+
+ARGUMENTS = f"""#!{sys.executable}
+import json, sys
+print(json.dumps(sys.argv))
+"""
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch) -> Path:
+    """A folder at the start of the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_a_batch_script_requests_one_task_per_node_that_is_told_of_its_time_limit_and_may_start_again(tmp_path):
+    """`B:` sends the signal to the command alone, which ends its agents in order. The log of a requeued job is continued."""
+    text = slurm_batch.script("true", "a name/of: mine", Resources(nodes=2))
+    assert options_of(write(tmp_path / "script", text)) == {
+        "job-name": "a_name_of__mine", "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "1", "time": "1:00:00",
+        "output": "dpcfl-%j.log", "open-mode": "append", "requeue": "", "signal": "B:USR1@60",
+    }  # fmt: skip
+
+
+def test_the_command_of_an_array_does_not_run_outside_of_one(tmp_path):
+    script = write(tmp_path / "script", slurm_batch.script('echo "$((1000 + SLURM_ARRAY_TASK_ID))"', "n", Resources()))
+    runs = [
+        subprocess.run([script], env=variables, capture_output=True, text=True, check=False)
+        for variables in ({"SLURM_ARRAY_TASK_ID": "7"}, {})
+    ]
+    assert [run.stdout for run in runs] == ["1007\n", ""]
+    assert "SLURM_ARRAY_TASK_ID: unbound variable" in runs[1].stderr
+
+
+# As SLURM 22.05 reads them: it does not keep a backslash between single quotes either, and begins a comment with #.
+QUOTED = {
+    "a b": '"a b"', "a#b": '"a#b"', "it's": '"it\'s"', 'say "so"': '"say \\"so\\""', "a\\b": '"a\\\\b"', "plain-1:2@3%j": "plain-1:2@3%j",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", QUOTED)
+def test_values_are_quoted_as_sbatch_reads_them(tmp_path, value):
+    text = slurm_batch.script("true", "n", Resources(more=(f"comment={value}",)))
+    line = f"#SBATCH --comment={QUOTED[value]}"
+    assert line in text.splitlines()
+    assert options_of(write(tmp_path / "script", line))["comment"] == value
+
+
+@pytest.mark.parametrize("time", ["5", "0", "2:00:00", "1-12", "1-12:30:00"])
+def test_times_in_slurms_format(time):
+    assert Resources(time=time).time == time
+    with pytest.raises(ConfigError, match="--time is"):
+        Resources(time=f"{time}h")
+
+
+def test_an_agent_is_a_step_of_one_task_with_all_of_its_node_beside_the_launchers_step(programs, tmp_path):
+    write(programs / "srun", ARGUMENTS)
+    hosts = slurm.make_hosts([("n1", 4), ("n7", 2)], python="py", root="~/r", run="run-1", logs=tmp_path)
+    assert [(host.name, host.location, host.workers) for host in hosts] == [("node-0", "n1", 4), ("node-1", "n7", 2)]
+    connection = hosts[1].connect()
+    _, *words = json.loads(next(iter(connection.reports())))
+    connection.close(10)
+    options = {word for word in words if word.startswith("--")} - {"--root", "--run", "--node"}
+    assert options == {
+        "--quiet", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--nodelist=n7", "--cpus-per-task=2", "--mem=0",
+        "--job-name=dpcfl-agent",
+    }  # fmt: skip
+    module = "dpcfl_net.launch.placement.agent"
+    assert words[len(options) :] == ["py", "-P", "-m", module, "--root", "~/r", "--run", "run-1", "--node", "node-1"]
+
+
+def test_an_allocation_that_cannot_be_read_is_a_clear_error(programs, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    monkeypatch.delenv("SLURM_JOB_CPUS_PER_NODE", raising=False)
+    with pytest.raises(ConfigError, match="SLURM_JOB_CPUS_PER_NODE is not set"):
+        slurm.allocation()
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "72(x2),36")
+    write(programs / "scontrol", "#!/bin/sh\necho 'no controller' >&2; exit 1\n")
+    with pytest.raises(ConfigError, match=r"scontrol does not know the nodes 'n\[1-3\]': no controller"):
+        slurm.allocation()
+    write(programs / "scontrol", '#!/bin/sh\n[ "$*" = "show hostnames n[1-3]" ] && printf "n1\\nn2\\nn3\\n"\n')
+    assert slurm.allocation() == [("n1", 72), ("n2", 72), ("n3", 36)]
