@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 def waiting(tmp_path):
     """A host whose agent never answers, and ends with its input; its program says that it was asked."""
     program = tmp_path / "agent"
-    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/asked'\nexec cat > /dev/null\n")
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/asked'\nwhile read -r line; do :; done\n")
     program.chmod(0o755)
     yield program
     assert_nothing_left(tmp_path)
@@ -30,8 +30,9 @@ def ended_by(number: int, tmp_path: Path, *words: object, **more) -> tuple[int, 
     """Exit code and output of a launch that gets a signal while it waits for a host."""
     command = [*DPCFL, "launch", write_config(tmp_path / "c"), "--address", "127.0.0.1", "--out", tmp_path / "out", *words]
     with subprocess.Popen(
-        [*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more
-    ) as launch:
+        [*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **more,
+    ) as launch:  # fmt: skip
         engines.until((tmp_path / "asked").exists, 60, "the host was not asked")
         launch.send_signal(number)
         output = launch.communicate(timeout=60)[0]
