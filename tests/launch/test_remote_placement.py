@@ -1,0 +1,91 @@
+"""Placement on other hosts: addresses to listen on, shares of the hosts, and what each host is told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dpcfl_net import __version__
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.launch.placement.base import Addresses
+from dpcfl_net.launch.placement.messages import FILES, AgentHello, SetJob, read_command
+from dpcfl_net.launch.placement.remote import Host
+from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
+
+LOOPBACK = ListenAddress("127.0.0.1")
+
+
+class Connection:
+    """A host of some cores that answers and starts nothing."""
+
+    def __init__(self, cores: int):
+        self.sent, self._cores, self._ends = [], cores, threading.Event()
+
+    def send(self, data):
+        self.sent.append(read_command(data.rstrip()))
+
+    def reports(self):
+        yield AgentHello(version=__version__, host="far", cores=self._cores, memory=1, gpus=[]).line().rstrip()
+        self._ends.wait(60)
+
+    def failure(self):
+        return "the connection was lost"
+
+    def hang_up(self):
+        self._ends.set()
+
+    def close(self, patience_s):
+        self._ends.set()
+
+
+@pytest.fixture
+def opened():
+    """Opens a placement of hosts, and closes it after the test."""
+    made = []
+
+    def opens(*hosts: Host) -> RemotePlacement:
+        made.append(RemotePlacement(hosts, LOOPBACK))
+        made[-1].open()
+        return made[-1]
+
+    yield opens
+    for placement in made:
+        assert placement.close() == []
+
+
+@pytest.mark.parametrize(
+    ("listening", "coordinator", "observer", "reachable", "relay"),
+    [
+        (LOOPBACK, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "tcp://127.0.0.1:4711", None),
+        (ListenAddress("10.0.0.5", "0.0.0.0", (5700, 5701)), "tcp://0.0.0.0:5700", "tcp://0.0.0.0:5701", "tcp://10.0.0.5:4711", 5702),
+        (ListenAddress("fd00::5", None, (5701, 5700)), "tcp://[fd00::5]:5701", "tcp://[fd00::5]:5700", "tcp://[fd00::5]:4711", 5702),
+        (ListenAddress("10.0.0.5", "::", (5700, 0)), "tcp://[::]:5700", "tcp://[::]:*", "tcp://10.0.0.5:4711", None),
+    ],
+)  # fmt: skip
+def test_addresses_to_listen_on_and_to_connect_to(listening, coordinator, observer, reachable, relay):
+    placement = RemotePlacement([], listening)
+    assert (placement.bind("coordinator"), placement.bind("observer")) == (coordinator, observer)
+    assert placement.reachable_address("tcp://0.0.0.0:4711") == reachable
+    assert placement.first_relay_port() == relay
+
+
+def test_a_host_without_workers_has_a_share_for_each_core(opened):
+    placement = opened(Host("a", lambda: Connection(6)), Host("b", lambda: Connection(8), workers=2))
+    assert [node.cores for node in placement.capacity()] == [6, 8]
+    assert sorted(placement.assign_hosts(8, 1)) == ["a"] * 6 + ["b"] * 2
+    assert placement.group_sizes(16, 2) == [12, 4]
+
+
+def test_each_host_is_told_its_processes_and_where_its_data_sets_are(opened, tmp_path):
+    for name in FILES:
+        (tmp_path / name).write_text(f"of {name}")
+    hosts = {"a": Connection(1), "b": Connection(1)}
+    placement = opened(Host("a", lambda: hosts["a"], data_root="/there"), Host("b", lambda: hosts["b"]))
+    config = configuration.load("quickstart", ["data.root=/here", "runtime.clients_per_worker=3"])
+    assert placement.assign_hosts(config.data.client_count, 3) == ["a", "b", "a"]
+    placement.launcher(tmp_path, config, "key", Addresses("tcp://c:1", "tcp://o:1"))
+    jobs = {name: next(one for one in host.sent if isinstance(one, SetJob)) for name, host in hosts.items()}
+    assert {name: (job.data_root, job.firsts) for name, job in jobs.items()} == {"a": ("/there", [0, 6]), "b": ("/here", [3])}
+    assert {(job.connect, job.observer, job.operator_key) for job in jobs.values()} == {("tcp://c:1", "tcp://o:1", "key")}
+    assert all(job.files == {name: f"of {name}" for name in FILES} for job in jobs.values())
