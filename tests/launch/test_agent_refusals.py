@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from agent_reports import reports_of
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.placement import agent as agent_module
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.messages import (
     FILES,
@@ -82,6 +85,33 @@ def test_a_name_that_leaves_the_root_is_refused(tmp_path, run, node):
     assert "is not a valid name" in report.reason
     assert report.code == done.returncode == 2
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_command_that_is_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_module, "LONGEST", 100)
+    with pytest.raises(Refused, match="agent-line: a command is longer than 100 bytes"):
+        reports_of(tmp_path / "run", job(FILES))
+
+
+def test_the_folder_of_a_host_is_for_its_owner_only(tmp_path):
+    reports_of(tmp_path / "run", PrepareKeys(clients=[3], existing=False))
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+
+
+def test_a_file_that_the_host_does_not_give_is_a_line_and_a_bug_is_none(tmp_path):
+    (tmp_path / "root").touch()
+    words = ["--root", str(tmp_path / "root"), "--run", "r", "--node", "a"]
+    line = PrepareKeys(clients=[0], existing=False).line()
+    command = [sys.executable, "-P", "-m", "dpcfl_net.launch.placement.agent", *words]
+    done = subprocess.run(command, input=line, capture_output=True, timeout=120, check=False)
+    report = read_report(done.stdout.splitlines()[-1])
+    assert isinstance(report, AgentError)
+    assert report.reason == f"{tmp_path}/root/r/a: a part of this path is a file, not a folder"
+    assert report.code == done.returncode == 2
+    full = agent_module._problem(OSError(errno.ENOSPC, "full"))
+    assert (str(full), full.exit_code) == ("output: no space left on the device", 4)
+    with pytest.raises(OSError, match="bad"):
+        agent_module._problem(OSError(errno.EBADF, "bad"))
 
 
 # a launcher
