@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -196,6 +198,13 @@ def test_the_end_of_the_command_that_reaches_a_host_is_told_as_ssh_means_it(tmp_
     connection = CommandConnection(["sh", "-c", script], tmp_path / "log")
     assert [*connection.reports()] == []
     assert connection.failure() == said
+    connection.close(10)
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_command_that_reaches_a_host(tmp_path):
+    """The launcher ends all processes in order; a terminal signals those of its session only."""
+    connection = CommandConnection([sys.executable, "-c", "import os; print(os.getsid(0))"], tmp_path / "log")
+    assert [int(line) for line in connection.reports()] != [os.getsid(0)]
     connection.close(10)
 
 
