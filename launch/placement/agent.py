@@ -105,8 +105,8 @@ class Agent:
         )
         try:
             while True:
-                ready = wait([interrupts, *self._sources()], timeout=self._patience())
-                if interrupts.count:  # before its workers, which the signal may have ended too, count as crashed
+                ready = wait([interrupts.fileno(), *self._sources()], timeout=self._patience())
+                if interrupts.fileno() in ready:  # before its workers, which the signal may have ended too, count as crashed
                     raise RunFailed("the agent was ended by a signal")
                 self._send_ledgers()  # the lines of a worker arrive before the message that it has ended
                 for source in ready:
