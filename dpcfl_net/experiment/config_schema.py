@@ -183,7 +183,7 @@ class RuntimeSettings(Section):
     )
     transport: TransportSettings = Field(default=TransportSettings(), description="transport of messages")
     slots: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = Field(
-        default="auto", description="workers that may compute on the CPU at once; auto: one per core"
+        default="auto", description="workers that may compute on the CPU at once; auto: one per usable core"
     )
     device: str = Field(
         default="auto",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dpcfl_net.core import buffers
+from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, cpu_folder, host_folder
@@ -54,7 +55,7 @@ def turns(spec: WorkerSpec) -> Turns:
     if device.uuid is not None:
         shared = ComputeSemaphore(host_folder() / device.uuid, device.slots_per_gpu, stand_ins=False)
     else:
-        shared = ComputeSemaphore(cpu_folder(), max(len(os.sched_getaffinity(0)), spec.slots[1] if spec.slots else 1))
+        shared = ComputeSemaphore(cpu_folder(), max(usable_cores(), spec.slots[1] if spec.slots else 1))
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:

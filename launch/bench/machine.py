@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from typing import Any
 
+from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.experiment.host_costs import processor
 
 PACKAGES = ("torch", "numpy", "opacus", "scikit-learn", "flwr", "ray", "pfl", "grpcio", "pyzmq")
@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
             continue
     return {
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()}, Python {platform.python_version()}",
         "versions": versions,

@@ -12,12 +12,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, CellOutcome
 from dpcfl_net.launch.placement.base import end_of_process
-from dpcfl_net.launch.placement.local import cores
 from dpcfl_net.launch.sweep_grid import cell_folder
 
 # The module path of this process, in which a configuration's own functions may be.
@@ -134,7 +134,7 @@ class LocalCells:
             self._started += 1
         self._busy[index] = self._idle.pop()
         cell = {"config": self._configs[index].model_dump(mode="json"), "run": str(self._run(index))}
-        self._busy[index].start(cell, share(cores(), min(self._jobs, left)))
+        self._busy[index].start(cell, share(usable_cores(), min(self._jobs, left)))
 
     def wait(self, also: Sequence[Any], timeout_s: float) -> list[tuple[int, CellOutcome]]:
         """See `CellPlace`."""

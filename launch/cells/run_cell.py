@@ -31,7 +31,7 @@ def run_cell(
         config: The configuration.
         store: Folder of the runs.
         display: Shows the progress; None: one line in a terminal.
-        slots: Workers that may compute at once if `runtime.slots` is "auto"; None: one per core.
+        slots: Workers that may compute at once if `runtime.slots` is "auto"; None: one per usable core.
 
     Returns:
         The outcome; IN_USE if another process runs the cell, INTERRUPTED after a signal.

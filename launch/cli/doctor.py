@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpcfl_net.core import open_files
+from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.files import reason
 from dpcfl_net.training.nvidia_smi import gpu_names, visible_gpus
@@ -122,7 +123,7 @@ def measure() -> dict[str, Any]:
     print("measuring starts, rounds, tasks and memory of small runs, about a minute", flush=True)
     costs = host.measure()
     kept = host_costs.store(costs)
-    return {**asdict(costs), "load": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0)), "file": str(kept)}
+    return {**asdict(costs), "load": os.getloadavg()[0], "cores": usable_cores(), "file": str(kept)}
 
 
 def cost_lines(costs: dict[str, Any]) -> list[str]:
@@ -197,7 +198,7 @@ def _torchvision() -> Finding:
 
 def cores() -> Finding:
     """Check the cores that this process may use."""
-    usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    usable, total = usable_cores(), os.cpu_count() or 1
     found = f"{usable} of {total} usable; {usable} worker{'s compute' if usable > 1 else ' computes'} at a time (runtime.slots)"
     threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if os.environ.get(name, "1") != "1"}
     if threads:

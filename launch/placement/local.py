@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -12,6 +11,7 @@ from signal import SIGKILL
 from types import MappingProxyType
 
 from dpcfl_net.core import open_files
+from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import ClientRange, Node
@@ -23,16 +23,11 @@ from dpcfl_net.training.devices import CPU, Device
 STOP_S = 4.0
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def compute_slots(runtime: RuntimeSettings) -> int:
     """Return how many workers compute at a time on this host: the setting, or one per usable core."""
     if runtime.federation == "in-process":
         return 1
-    return cores() if runtime.slots == "auto" else runtime.slots
+    return usable_cores() if runtime.slots == "auto" else runtime.slots
 
 
 class LocalHandle:
@@ -160,4 +155,4 @@ def local_node() -> Node:
 
     gpus = tuple(f"{gpu.name} {gpu.uuid}" for gpu in visible_gpus())
     host = socket.gethostname()
-    return Node(host, host, cores(), psutil.virtual_memory().available, gpus)
+    return Node(host, host, usable_cores(), psutil.virtual_memory().available, gpus)

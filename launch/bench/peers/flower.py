@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.launch.bench.peers.process import Rounds
 
 
@@ -65,9 +65,8 @@ def main(what: str, parameters: int, clients: int, rounds: int) -> None:
         times.mark()
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    cores = len(os.sched_getaffinity(0))
     backend: Any = {
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores, "include_dashboard": False},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": usable_cores(), "include_dashboard": False},
     }  # fmt: skip
     run_simulation(server_app=server, client_app=_client(what), num_supernodes=clients, backend_config=backend)
     times.report()
