@@ -292,7 +292,8 @@ class RecordBook:
     def _locked(self) -> Iterator[None]:
         self._disk.make_folder(self.folder)
         with locked(self.folder / "lock"):
-            remove_drafts(self.folder)
+            for folder in (self.folder, self.folder / RECORDS):
+                remove_drafts(folder)
             yield
 
 
