@@ -11,13 +11,14 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 from journals import keys_in
-from test_gate import JOB, TRAIN, Crash, FakeStep, allow, ask, forbidden, open_gate, task, used_ledger
+from test_gate import CHARGES, JOB, PLAN, TRAIN, Crash, FakeStep, allow, ask, forbidden, open_gate, task, used_ledger
 
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release
 from dpcfl_net.privacy.ledger.journal import SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Ledger
+from dpcfl_net.privacy.slots import DPSGDSlot
 
 DRAWS = 6
 
@@ -275,6 +276,35 @@ def test_whatever_a_power_failure_loses_of_a_killed_process_there_is_one_charge_
         ledger.close()
         answered.add(sent is not None)
     assert answered == {True, False}
+
+
+LONG = DPSGDSlot("long" * 1000, 0.1, 7)  # its line does not fit a slot of the journal: the journal is replaced
+
+
+@pytest.mark.parametrize("rounds", [0, 2], ids=["a new ledger", "a larger journal"])
+def test_whatever_a_power_failure_loses_of_a_process_that_was_killed_as_it_made_files_there_is_one_charge_and_one_draw(
+    tmp_path, rounds
+):
+    """A journal whose name the device does not have yet would take the charge of the next process along."""
+    changes = {"plan": [*PLAN, LONG], "charges": {**CHARGES, "long": (LONG.name,)}}
+    before, request = tmp_path / "before", task(rounds + 1, "long" if rounds else "train")
+    if rounds:
+        used_ledger(before, rounds)
+    for step in itertools.count(1):
+        folder, fake, lost = tmp_path / str(step), FakeStep(), Unflushed()
+        if rounds:
+            shutil.copytree(before, folder)
+        sent = ask_until_killed(folder, request, fake, step, lost, **changes)
+        again = ask_until_killed(folder, request, fake, None, lost, **changes)
+        lost.lose(random.Random(0), 0.0)
+        ledger, gate = open_gate(folder, **changes)
+        answer = gate.answer(request, allow, fake)
+        assert (answer.status, answer.release) == (again.status, again.release)
+        assert (len(ledger.charges(JOB)), len(set(fake.keys))) == (rounds + 1, len(fake.keys[:1]))
+        ledger.close()
+        if sent is not None:
+            assert answer.release == sent.release
+            break
 
 
 def test_the_device_has_an_answer_that_a_killed_process_left_before_its_key_is_erased(tmp_path):

@@ -18,7 +18,7 @@ from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger import journal
 from dpcfl_net.privacy.ledger.chain import read_ledger
-from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, counter_line, digest, verify_lines
 from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.ledger_folder import erase_kept_keys
@@ -111,6 +111,18 @@ def test_keys_come_from_the_operating_system_unless_given(tmp_path):
             debit(one, 4, key=b"short")
         assert "6b6b6b" not in repr(one.lookup("job-3"))
         assert "kkk" not in repr(one.lookup("job-3"))
+
+
+def test_a_key_is_gone_once_the_journal_has_written_over_it(folder):
+    """Otherwise erasing it would erase the key of a later debit, in whose slot it was."""
+    with open_ledger(folder) as ledger:
+        debit(ledger, 4)
+        for number in range(5, 5 + SLOTS):
+            debit(ledger, number)
+        assert ledger.lookup("job-4") == Expired()
+        ledger.store(4, Stored("release", b"late"), repeatable=True)
+        assert sorted(keys_in(folder)) == list(range(5, 5 + SLOTS))
+        assert ledger.lookup(f"job-{4 + SLOTS}").answered == ""
 
 
 def test_one_request_or_one_round_and_kind_is_never_debited_twice(folder):
@@ -353,6 +365,50 @@ def test_a_removed_ledger_or_journal_is_refused(folder):
     assert refusal(folder) == "ledger-broken"
 
 
+def test_the_first_line_alone_is_missed_as_well(tmp_path):
+    open_ledger(tmp_path / "ledger").close()
+    (tmp_path / "ledger" / "ledger.jsonl").unlink()
+    assert refusal(tmp_path / "ledger") == "ledger-rolled-back"
+
+
+def test_a_ledger_without_its_journal_is_not_continued(folder):
+    """Neither the operator's copy nor one that is cut to its first line, whose stored answers show that there were more."""
+    newest = len(lines_of(folder)) - 1
+    (folder / "counter").write_bytes(counter_line(newest, digest(lines_of(folder)[newest])))
+    (folder / "journal").unlink()
+    shutil.copytree(folder, folder.with_name("copy"), ignore=lambda *_: ["releases"])
+    assert len(read_ledger(folder.with_name("copy"))) == 4
+    (folder / "counter").unlink()
+    write_lines(folder, lines_of(folder)[:1])
+    for each in (folder, folder.with_name("copy")):
+        with pytest.raises(LedgerError, match="journal is missing"):
+            open_ledger(each)
+
+
+def test_a_copy_is_compared_with_its_counter(folder):
+    first, *others = lines_of(folder)
+    (folder / "journal").unlink()
+    for number, written, lines, code in (
+        (3, others[2], [first, *others], None),
+        (2, others[1], [first, *others], None),  # it is being extended
+        (3, others[2], [first, *others[:2]], "ledger-rolled-back"),
+        (3, others[1], [first, *others], "ledger-broken"),
+        (0, None, [first, *others], "ledger-broken"),
+        (0, None, [first, others[0][:-1]], "ledger-broken"),
+        (0, None, [first], None),
+    ):
+        (folder / "counter").unlink(missing_ok=True)
+        if written:
+            (folder / "counter").write_bytes(counter_line(number, digest(written)))
+        write_lines(folder, lines)
+        if code is None:
+            assert len(read_ledger(folder)) == len(lines)
+            continue
+        with pytest.raises(LedgerError) as error:
+            read_ledger(folder)
+        assert error.value.code == code
+
+
 def test_a_changed_answer_is_noticed_before_it_is_used(folder):
     (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
     whole = path.read_bytes()
@@ -368,8 +424,13 @@ def test_a_changed_answer_is_noticed_before_it_is_used(folder):
             open_ledger(folder)
 
 
+@pytest.mark.parametrize("charged", [(), (4,), (4, 5)])
 @pytest.mark.parametrize("removed", [2, 3])
-def test_a_removed_answer_is_noticed_before_an_older_state_is_used(folder, removed):
+def test_a_removed_answer_is_noticed_before_an_older_state_is_used(folder, removed, charged):
+    """Charges without an answer, as after a crash, leave the answers of the two rounds before in place."""
+    with open_ledger(folder) as ledger:
+        for number in charged:
+            debit(ledger, number)
     files = [path for path in (folder / "releases").iterdir() if b"bytes %d" % removed in path.read_bytes()]
     (only,) = files
     only.unlink()
@@ -476,6 +537,19 @@ def test_many_debits_and_a_long_line_leave_the_same_chain(tmp_path, number):
     assert [entry.round for entry in read_ledger(folder)] == list(range(41))
 
 
+def test_lines_that_the_journal_has_no_more_are_missed_without_the_number_of_the_last_flushed_one(folder):
+    """A crash may leave that number cut short."""
+    with open_ledger(folder) as ledger:
+        for number in range(4, 2 * SLOTS):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"x"))
+    content = bytearray((folder / "journal").read_bytes())
+    content[64:72] = bytes(8)
+    (folder / "journal").write_bytes(content)
+    assert len(read_ledger(folder)) == 2 * SLOTS
+    write_lines(folder, lines_of(folder)[: SLOTS - 1])
+    assert refusal(folder) == "ledger-rolled-back"
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_damaged_slot_is_refused(folder, number):
     """Slot 1 is of an earlier line; that of line 3, the newest, is taken for the begin of a debit, which line 3 then is not."""
@@ -484,6 +558,14 @@ def test_a_damaged_slot_is_refused(folder, number):
     (folder / "journal").write_bytes(content)
     with pytest.raises(LedgerError, match="ledger-broken"):
         open_ledger(folder)
+
+
+@pytest.mark.parametrize("size", [100, 4096])
+def test_a_place_in_which_no_slot_was_written_yet_is_empty(folder, size):
+    content = bytearray((folder / "journal").read_bytes())
+    content[slot_start(7) : slot_start(7) + size] = content[slot_start(3) : slot_start(3) + size]
+    (folder / "journal").write_bytes(content)
+    assert refusal(folder) == "ledger-broken"
 
 
 def killed(ledger):
@@ -561,6 +643,17 @@ def test_a_slot_whose_key_alone_is_missing_is_taken_for_a_cut_one(folder, left):
         ledger.charge_truncated(truncated, ["train"], [STEP])
         debit(ledger, 5)
     assert [entry.type for entry in read_ledger(folder)] == ["header", *["debit"] * 3, "torn", "closed", "debit"]
+
+
+def test_an_answer_that_is_not_stored_counts_without_its_key_and_its_line(folder):
+    """The worker was killed, the keys were erased at the end of the run, and a crash of the machine lost the line."""
+    lines, ledger = lines_of(folder), open_ledger(folder)
+    ledger.store(debit(ledger, 4).sequence, Stored("release", b"bytes 4"), repeatable=True)
+    killed(ledger)
+    erase_kept_keys(folder)
+    write_lines(folder, lines)
+    with open_ledger(folder) as ledger:
+        assert (ledger.lookup("job-4"), ledger.truncated("job"), ledger.spent("job")) == (Expired(), [], {"train": 4})
 
 
 def test_an_answered_debit_without_its_result_is_refused_although_its_line_is_in_the_journal_alone(folder):

@@ -100,8 +100,7 @@ def without_newest(image: Image) -> Image:
     """Return the image of a journal whose newest slot was cut in a crash."""
     newest = image.newest
     slots = {number: slot for number, slot in image.slots.items() if number != newest}
-    half_erased = [number for number in image.half_erased if number != newest]
-    return replace(image, slots=slots, begun=image.slots[newest].note, half_erased=half_erased)
+    return replace(image, slots=slots, begun=image.slots[newest].note)
 
 
 class Journal:

@@ -402,7 +402,7 @@ class Ledger:
             self._open_journal.erase(sequence)
 
     def _check_usable(self) -> None:
-        if self._lock < 0 or not self._usable:
+        if not self._usable:
             raise LedgerError("ledger-closed", "the ledger is closed, or a write to it failed: open it again")
 
     @contextmanager
