@@ -191,6 +191,7 @@ def test_whatever_a_power_failure_loses_an_answer_that_is_not_stored_repeats_its
             answer = gate.answer(task(3), allow, fake)
             assert len(ledger.charges(JOB)) == 3
             assert len(set(fake.keys)) <= 1
+            assert answer.status == "release" or (answer.status, sent, fake.keys) == ("lost", None, [])
             if sent is not None:
                 assert (answer.status, answer.cached, answer.release) == ("release", True, sent.release)
         ledger.close()

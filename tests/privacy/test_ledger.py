@@ -543,7 +543,7 @@ def test_lines_that_the_journal_has_no_more_are_missed_without_the_number_of_the
         for number in range(4, 2 * SLOTS):
             ledger.store(debit(ledger, number).sequence, Stored("release", b"x"))
     content = bytearray((folder / "journal").read_bytes())
-    content[64:72] = bytes(8)
+    content[64:72] = b"\xff" * 8
     (folder / "journal").write_bytes(content)
     assert len(read_ledger(folder)) == 2 * SLOTS
     write_lines(folder, lines_of(folder)[: SLOTS - 1])
@@ -558,6 +558,33 @@ def test_a_damaged_slot_is_refused(folder, number):
     (folder / "journal").write_bytes(content)
     with pytest.raises(LedgerError, match="ledger-broken"):
         open_ledger(folder)
+
+
+@pytest.mark.parametrize("numbers", [[1], [0, 1, 2, 3]])
+def test_a_slot_of_zeros_is_refused(folder, numbers):
+    content = bytearray((folder / "journal").read_bytes())
+    for number in numbers:
+        content[slot_start(number) : slot_start(number + 1)] = bytes(slot_start(1) - slot_start(0))
+    (folder / "journal").write_bytes(content)
+    assert refusal(folder) == "ledger-broken"
+
+
+def test_a_request_that_fits_no_slot_is_refused_before_it_is_charged(folder):
+    with open_ledger(folder) as ledger, pytest.raises(ValueError, match="kind has 600 characters"):
+        ledger.debit(job="job", request="new", round=4, kind="k" * 600, slots=["train"], events=[STEP])
+    with open_ledger(folder) as ledger:
+        assert ledger.spent("job") == {"train": 3}
+
+
+def test_an_answer_that_is_not_stored_stays_one_in_a_larger_journal(folder):
+    """Without its mark it would be taken for a request that was never answered, and sent with other bits."""
+    answer = Stored("release", b"bytes 4")
+    with open_ledger(folder) as ledger:
+        charged = debit(ledger, 4)
+        ledger.store(charged.sequence, answer, repeatable=True)
+        ledger.debit(job="job", request="long", round=4, kind="long", slots=["long" * 1000], events=[STEP])
+    with open_ledger(folder) as ledger:
+        assert ledger.lookup("job-4") == Charged(charged.sequence, charged.key, answer.digest())
 
 
 @pytest.mark.parametrize("size", [100, 4096])
@@ -604,6 +631,24 @@ def test_a_truncated_last_line_is_marked_and_waits_for_its_charge(folder, cut):
             ledger.charge_truncated(truncated, ["train"], [STEP])
         debit(ledger, 5)
     assert [entry.type for entry in read_ledger(folder)] == ["header", *["debit"] * 3, "torn", "closed", "debit"]
+
+
+@pytest.mark.parametrize(("begins", "cuts"), [(0, True), (LINE_AT, False)])
+def test_a_debit_that_was_cut_over_an_older_slot_is_marked_if_its_note_was_written(folder, begins, cuts):
+    """The journal is full: what the cut debit did not overwrite is of an older one, whose line is in ledger.jsonl."""
+    with open_ledger(folder) as ledger:
+        for number in range(4, 2 * SLOTS):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"x"))
+    before, lines, slot = (folder / "journal").read_bytes(), lines_of(folder), slot_start(2 * SLOTS)
+    with open_ledger(folder) as ledger:
+        debit(ledger, 2 * SLOTS)
+    content, written = bytearray(before), (folder / "journal").read_bytes()
+    content[slot + begins : slot + MOST_CUT] = written[slot + begins : slot + MOST_CUT]
+    (folder / "journal").write_bytes(content)
+    write_lines(folder, lines)
+    with open_ledger(folder) as ledger:
+        assert [entry.round for entry in ledger.truncated("job")] == [2 * SLOTS] * cuts
+        assert (ledger.spent("job"), ledger.lookup("job-32"), keys_in(folder)) == ({"train": 2 * SLOTS - 1}, None, [])
 
 
 def test_a_slot_with_the_key_of_a_debit_that_was_cut_before_is_taken_for_a_cut_one(folder):

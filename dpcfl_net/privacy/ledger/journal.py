@@ -277,7 +277,7 @@ def _check_ring(image: Image, damaged: Mapping[int, Mapping[str, Any] | None], w
 def _read_note(raw: bytes) -> dict[str, Any] | None:
     length = struct.unpack_from("<I", raw)[0]
     text, check = raw[4 : 4 + length], raw[4 + length : 4 + length + _CHECK]
-    if length > KEY_AT or check != _check(b"note", 0, text):
+    if check != _check(b"note", 0, text):
         return None
     note: dict[str, Any] = json.loads(text)
     return note
