@@ -295,9 +295,7 @@ def composer(cache: Path) -> Compose:
     """
 
     def compose(events: Sequence[Event], delta: float, adjacency: Adjacency, order: float | None = None) -> float:
-        question = cost(events, delta, adjacency, "pld" if order is None else "rdp", order)
-        found: float | None = cached(cache, question, lambda: _account(question))
-        return math.inf if found is None else found
+        return _epsilon(cache, cost(events, delta, adjacency, "pld" if order is None else "rdp", order))
 
     return compose
 
@@ -362,11 +360,15 @@ def _verified(algorithm: ClientSide, client: int, cache: Path, policy: Policy) -
     except ValueError as error:
         raise Refused("claim", str(error)) from None
     question = cost(events, algorithm.protocol.accounted_delta, privacy.adjacency, privacy.accountant)
-    epsilon = cached(cache, question, lambda: _account(question))
-    target = algorithm.protocol.epsilon_of(algorithm.protocol.client(client))
-    if epsilon is None or epsilon > target:
+    epsilon, target = _epsilon(cache, question), algorithm.protocol.epsilon_of(algorithm.protocol.client(client))
+    if not epsilon <= target:
         raise Refused("claim", f"the signed plan costs client {client} epsilon {epsilon}, the job promises {target:g}")
     return math.inf if algorithm.protocol.unprotected else epsilon
+
+
+def _epsilon(cache: Path, question: dict[str, Any]) -> float:
+    found: float | None = cached(cache, question, lambda: _account(question))
+    return math.inf if found is None else found
 
 
 def _account(question: dict[str, Any]) -> float | None:

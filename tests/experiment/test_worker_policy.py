@@ -75,6 +75,39 @@ def test_conditions_that_make_no_theorem_are_refused_whoever_signed_them(keys, t
     assert said in reason
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"privacy": {"adjacency": "replace-one"}}, "epsilon 8.7"),
+        ({"privacy": {"accountant": "rdp"}}, "epsilon 5.8"),
+        ({"privacy": {"delta": 1e-4}}, "epsilon 6.2"),
+        ({"local": {"pace": "constant"}}, "epsilon 5.005"),  # a part of delta is reserved
+        ({"roster": {"noise_multiplier": 1e-6}}, "epsilon inf"),
+    ],
+)
+def test_noise_for_another_promise_is_refused_whoever_signed_it(keys, tmp_path, change, said):
+    sound = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    protocol, ((part, fields),) = sound.protocol, change.items()
+    old = getattr(protocol, part)
+    new = [entry.model_copy(update=fields) for entry in old] if part == "roster" else old.model_copy(update=fields)
+    code, reason = refusal(Job(protocol.model_copy(update={part: new}), sound.experiment), tmp_path)
+    assert (code, f"the signed plan costs client 0 {said}" in reason, "promises 5" in reason) == ("claim", True, True), reason
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"unit": "client"}, "global does not protect a client under untrusted-server, as the job says it does"),
+        ({"trust": "trusted-server"}, "global does not protect a sample under trusted-server, as the job says it does"),
+    ],
+)
+def test_a_promise_that_is_none_of_the_algorithms_is_refused_whoever_signed_it(keys, tmp_path, change, said):
+    sound = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    privacy = sound.protocol.privacy.model_copy(update=change)
+    job = Job(sound.protocol.model_copy(update={"privacy": privacy}), sound.experiment)
+    assert refusal(job, tmp_path, Policy(max_delta=0.9)) == ("claim", said)
+
+
 def test_a_pull_that_overshoots_is_refused_whoever_signed_it(keys, tmp_path):
     sound = job_of(keys, {"name": "mr-mtl"}, {"epsilon": 5, "delta": 1e-3})
     assert refusal(forged(sound, {"lam": 1e6}), tmp_path)[0] == "claim"
@@ -119,6 +152,12 @@ def test_a_worker_has_a_policy_of_its_own(keys, tmp_path, privacy, policy, said)
     assert (code, said in reason) == ("policy", True), reason
     open_terms = WorkerTerms(Policy(max_epsilon=1e5, max_delta=0.9))
     make_host(job, 0, tmp_path / "open", terms=open_terms, durable=False).close()
+
+
+def test_two_workers_of_one_process_have_policies_of_their_own(keys, tmp_path):
+    job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    make_host(job, 0, tmp_path / "usual", durable=False).close()
+    assert refusal(job, tmp_path, Policy(max_epsilon=1))[0] == "policy"
 
 
 def test_delta_of_whole_clients_is_held_to_their_number(keys, tmp_path):

@@ -24,7 +24,7 @@ from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.gate import Charge, Gate, GateSpec, seeded_key
+from dpcfl_net.federation.gate import Charge, Gate, GateSpec, request_id, seeded_key
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
@@ -150,6 +150,35 @@ def test_state_commits_with_the_release(tmp_path):
     ledger, gate = open_gate(tmp_path / "ledger")
     assert gate.state()["count"].tolist() == [3]
     ledger.close()
+
+
+def test_a_state_that_a_step_empties_is_empty(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    ask(gate, 1)
+    ask(gate, 2, compute=lambda charge, state: (Release(), {}, FakeStep()(charge, state)[2]))
+    assert gate.state() == {}
+    ledger.close()
+    ledger, gate = open_gate(tmp_path / "ledger")
+    assert gate.state() == {}
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"job_hash": "b" * 64}, {"client": 2}, {"round": 2}, {"kind": "first"}, {"content": "2"},
+        {"rows": [("centre", "f4", [3], 12)]}, {"rows": [("model", "i4", [3], 12)]}, {"rows": [("model", "f4", [1, 3], 12)]},
+    ],
+)  # fmt: skip
+def test_requests_that_differ_have_other_ids(other):
+    one = {"job_hash": JOB, "client": 1, "round": 1, "kind": "train", "rows": [("model", "f4", [3], 12)], "content": "1"}
+    assert request_id(**one) == request_id(**one) != request_id(**{**one, **other})
+
+
+def test_equal_bytes_under_another_name_are_another_request(gate):
+    ask(gate, 1)
+    answer = gate.answer(Task(1, "train", {"centre": task(1).tensors["model"]}), allow, forbidden)
+    assert answer.code == "other-content"
 
 
 def test_old_answers_are_stale_and_the_last_two_rounds_are_not(gate):

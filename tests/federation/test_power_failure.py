@@ -220,6 +220,16 @@ def test_no_key_of_an_answer_outlives_the_run_and_its_ledger_opens_without_it(tm
         assert not any(key in written for key in step.keys)
 
 
+def test_no_key_of_an_answer_outlives_a_plan_that_is_used_up_before_the_last_round(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger", most_stored=0, plan=[TRAIN] * 2, charges={"train": ("train",)})
+    for round, kept in ((1, [1]), (2, [])):
+        ask(gate, round, compute=StatelessStep())
+        gate.end()
+        assert keys_in(tmp_path / "ledger") == kept
+    assert ask(gate, 2, compute=forbidden).status == "stale"
+    ledger.close()
+
+
 class UnsteadyStep(StatelessStep):
     """A client step whose bits are those of no earlier computation, as after a move to another processor."""
 
