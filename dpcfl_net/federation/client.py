@@ -275,8 +275,10 @@ class Client:
         vector = np.zeros(masking.code.d)
         if spec.rate == 1 or stream(key, "coin").random() < spec.rate:
             self._inside = slot
-            vector = contribute()
-            self._inside = ""
+            try:
+                vector = contribute()
+            finally:
+                self._inside = ""
         return masking.words(vector, key)
 
     def masked_gradient(self, slot: str, model: np.ndarray) -> np.ndarray:

@@ -79,6 +79,15 @@ def test_a_durable_write_flushes_the_file_before_the_folder(tmp_path, monkeypatc
     assert flushed == ([False, True] if durable else [])
 
 
+def test_a_durable_write_flushes_all_that_was_written(tmp_path, monkeypatch):
+    """What is still in the buffer of the file reaches the device after the rename, or never."""
+    lengths, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (lengths.append(os.fstat(fd).st_size), real(fd)))
+    with atomic.replacing(tmp_path / "file", durable=True) as file:
+        file.write(b"12345")
+    assert lengths[0] == 5
+
+
 def test_drafts_of_a_crash_are_removed_and_nothing_else(tmp_path):
     for name in (f".a.17{atomic.DRAFT}", "a", ".lock", f"b{atomic.DRAFT}"):
         (tmp_path / name).write_text("x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -23,13 +24,15 @@ from journals import cut_debit, keys_in
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
-from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.client import Client, slot_key
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec, request_id, seeded_key
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.privacy.mechanisms import exponential_mechanism
+from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.privacy.slots import (
     DPSGDSlot,
     GaussianSlot,
@@ -320,23 +323,26 @@ def test_a_buffer_must_list_each_of_its_clients_once(tmp_path, clients):
 
 def test_a_torn_line_of_a_buffer_costs_a_participation_of_each_client_that_has_one_left(tmp_path):
     folder = tmp_path / "ledger"
-    ledger, gate = open_gate(folder, **BUFFER)
+    mixed = {"plan": [*BUFFER["plan"], SELECT], "charges": {**BUFFER["charges"], "choose": ("select",)}}
+    buffer = {**BUFFER, **mixed}
+    ledger, gate = open_gate(folder, **buffer)
     for round in (1, 2):
         assert gate.answer(buffer_of(round, 0, 2), allow, FakeStep()).status == "release"
     ledger.close()
 
     def debit():
-        ledger, gate = open_gate(folder, **BUFFER)
+        ledger, gate = open_gate(folder, **buffer)
         with pytest.raises(RuntimeError):
             gate.answer(buffer_of(3, 1), allow, crash)
         ledger.close()
 
     cut_debit(folder, debit)
-    ledger, gate = open_gate(folder, **BUFFER)
-    assert gate.remaining() == {slot_of("part", client): left for client, left in ((0, 0), (1, 1), (2, 0))}
+    ledger, gate = open_gate(folder, **buffer)
+    own = {slot_of("part", client): left for client, left in ((0, 0), (1, 1), (2, 0))}
+    assert gate.remaining() == {**own, "select": 1}
     assert gate.answer(buffer_of(4, 1, 2), allow, forbidden).code == "quota"
     ledger.close()
-    open_gate(folder, **BUFFER)[0].close()
+    open_gate(folder, **buffer)[0].close()
 
 
 def test_a_ledger_that_charges_a_client_of_a_buffer_twice_is_refused(tmp_path):
@@ -509,6 +515,42 @@ def test_a_torn_line_after_the_plan_is_used_up_costs_nothing_more(tmp_path):
     ledger, gate = torn_gate(tmp_path / "ledger", 5, "ask")
     assert set(gate.remaining().values()) == {0}
     assert ask(gate, 5, "ask", compute=forbidden).status == "lost"
+    ledger.close()
+
+
+def test_the_charge_of_a_lost_line_is_no_round_s_own(tmp_path):
+    """A central server reads who was charged for a round, and what was left before it."""
+    ledger, gate = open_gate(tmp_path / "ledger")
+    ask(gate, 1)
+    ledger.close()
+    ledger, gate = torn_gate(tmp_path / "ledger", 2, "train")
+    ask(gate, 3, "window")
+    assert [gate.charged(round) for round in (1, 2, 3, 4)] == [("train",), None, ("select", "train"), None]
+    left = [gate.remaining(before) for before in (1, 2, 3, 4)]
+    assert [each["train"] for each in left] == [4, 3, 3, 2]
+    assert [each["first"] for each in left] == [1, 1, 0, 0]
+    assert left[-1] == gate.remaining()
+    ledger.close()
+
+
+@pytest.mark.parametrize("most_stored", [None, 0])
+def test_a_round_counts_as_answered_by_its_answer_and_not_by_its_charge(tmp_path, most_stored):
+    """A worker that is started again reports the personal model of that round."""
+
+    def stateless(charge, state):
+        return Release(), {}, FakeStep()(charge, {})[2]
+
+    ledger, gate = open_gate(tmp_path / "ledger", most_stored=most_stored)
+    assert gate.answered_round() == 0
+    for number in (1, 2):
+        ask(gate, number, compute=stateless)
+        assert gate.answered_round() == number
+    with pytest.raises(RuntimeError):
+        ask(gate, 3, compute=crash)
+    assert gate.answered_round() == 2
+    ledger.close()
+    ledger, gate = open_gate(tmp_path / "ledger", most_stored=most_stored)
+    assert gate.answered_round() == 2
     ledger.close()
 
 
@@ -766,6 +808,18 @@ def test_a_slot_pays_for_one_result_as_a_second_one_would_have_the_same_noise(tm
         ledger.close()
 
 
+def test_a_choice_is_the_draw_of_its_slot_at_the_eta_of_its_slot():
+    slot, counts, chosen = SelectionSlot("select", 0.5), [3, 4, 5], []
+    for number in range(200):
+        key = number.to_bytes(32, "big")
+        me = FakeMechanisms.client(Charge(key, {"select": slot}, Z, "zero-out"))
+        me._engine.count_correct = lambda models, data: counts
+        chosen.append(me.select("select", np.zeros((3, 2), np.float32)))
+        assert chosen[-1] == exponential_mechanism(counts, 0.5, stream(slot_key(key, "select"), "selection"))
+        assert me.ran == [slot.event(Z, "zero-out")]
+    assert len(set(chosen)) == 3
+
+
 def test_noise_for_a_number_does_not_pay_for_a_vector():
     """Under replace-one a clipped vector moves by twice its bound, a number between 0 and a bound by the bound."""
     slot = GaussianSlot("sum", doubles=False)
@@ -776,6 +830,10 @@ def test_noise_for_a_number_does_not_pay_for_a_vector():
         FakeMechanisms.client(Charge(bytes(32), {"sum": GaussianSlot("sum")}, Z, "replace-one")).noisy_sum(
             "sum", lambda x: np.concatenate([x, x]), 1.0
         )
+    me.protocol.privacy.unit, me.protocol.local = "client", SimpleNamespace(clip=1.0)
+    me._engine = SimpleNamespace(sgd=SimpleNamespace(train=lambda model, data, order: model))
+    with pytest.raises(ValueError, match="slot 'sum' has doubles=False"):
+        me.noisy_update("sum", np.zeros(2, np.float32))
 
 
 @pytest.mark.parametrize("bound", [math.inf, -1.0, 0.0, 1e-170, math.nan])
@@ -801,6 +859,30 @@ def test_a_secure_sum_of_another_unit_or_without_a_group_is_refused():
     assert me.ran == []
 
 
+def test_a_sum_over_records_does_not_protect_a_whole_client():
+    me = FakeMechanisms.client(Charge(bytes(32), {"sum": GaussianSlot("sum")}, Z, "zero-out"))
+    me.protocol.privacy.unit = "client"
+    with pytest.raises(ValueError, match=r"me\.noisy_sum protects a sample, and privacy.unit is 'client': use me.noisy_update"):
+        me.noisy_sum("sum", lambda x: x, 1.0)
+    assert me.ran == []
+
+
+def test_raw_methods_use_a_secure_slot_inside_its_contribution_only():
+    """A step that caught an error of its contribution could then compute raw losses that no event counted, and release them."""
+    me = FakeMechanisms.client(Charge(bytes(32), {"sum": SecureSlot("sum", 1.0)}, Z, "zero-out"))
+    me.protocol.privacy.unit, me._masking = (
+        "client",
+        SimpleNamespace(code=SimpleNamespace(d=2), words=lambda vector, key: vector),
+    )
+    losses = functools.partial(me.losses, "sum", np.zeros((2, 2), np.float32))
+    assert me.masked_update("sum", losses).tolist() == [0.5, 0.5]
+    for contribute in (losses, lambda: 1 / 0):
+        with suppress(ZeroDivisionError):
+            me.masked_update("sum", contribute)
+        with pytest.raises(ValueError, match="of type UnprotectedSlot or RawSlot; it charges 'sum'"):
+            losses()
+
+
 class FakeMechanisms:
     """Engine and four records of a client, for mechanisms that only count calls."""
 
@@ -814,7 +896,10 @@ class FakeMechanisms:
     def trainer(self):
         return self
 
-    evaluator = trainer
+    evaluator = sgd = trainer
+
+    def mean_losses(self, models, data, base_model):
+        return np.full(len(models), 0.5)
 
     def train(self, model, data, spec, z, *rest):
         return model, spec.event(z)

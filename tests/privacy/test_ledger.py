@@ -18,6 +18,7 @@ from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger import journal
 from dpcfl_net.privacy.ledger.chain import read_ledger
+from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, counter_line, digest, verify_lines
 from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
@@ -82,7 +83,7 @@ def test_what_was_written_is_there_after_a_restart(folder):
         assert ledger.lookup("job-2") == Stored("release", b"bytes 2")
         assert ledger.lookup("job-1") == Expired()
         assert ledger.lookup("job-4") is None
-        assert ledger.state("job") == b"state 3"
+        assert (ledger.state("job"), ledger.state("job", before=3)) == (b"state 3", b"state 2")
         assert ledger.state("other") is None
         assert read_ledger(folder) == list(ledger.entries)
 
@@ -312,6 +313,24 @@ def test_a_broken_chain_is_refused(folder, edit):
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(b"1.25", b"9.25", id="cheaper event"),
+        pytest.param(b'"round":1', b'"round": 1', id="not canonical"),
+        pytest.param(b'"round":1', b'"note":1,"round":1', id="further field"),
+    ],
+)
+def test_an_edit_of_a_line_that_the_journal_has_no_more_is_refused(folder, old, new):
+    with open_ledger(folder) as ledger:
+        for number in range(4, 2 * SLOTS):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"x"))
+    header, first, *others = lines_of(folder)
+    assert old in first
+    write_lines(folder, [header, first.replace(old, new), *others])
+    assert refusal(folder) == "ledger-broken"
+
+
+@pytest.mark.parametrize(
     "entries",
     [
         pytest.param([Entry(0, "header"), Entry(2, "torn", job="a")], id="number left out"),
@@ -422,6 +441,16 @@ def test_a_changed_answer_is_noticed_before_it_is_used(folder):
         damage()
         with pytest.raises(LedgerError, match="ledger-broken"):
             open_ledger(folder)
+
+
+def test_a_damaged_state_is_noticed_although_its_answer_is_no_longer_kept(folder):
+    with open_ledger(folder) as ledger:
+        for number in range(4, 9):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"bytes"))
+    (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
+    path.write_bytes(b"!" + path.read_bytes()[1:])
+    with pytest.raises(LedgerError, match="the first line is damaged"):
+        open_ledger(folder)
 
 
 @pytest.mark.parametrize("charged", [(), (4,), (4, 5)])
@@ -772,6 +801,28 @@ def test_folders_of_a_new_ledger_are_flushed_into_the_folders_above(tmp_path, mo
     monkeypatch.setattr(os, "fsync", lambda fd: (flushed.add(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
     Ledger(tmp_path / "run" / "ledgers" / "client", owner=OWNER).close()
     assert {str(tmp_path / name) for name in ("", "run", "run/ledgers", "run/ledgers/client")} <= flushed
+
+
+def test_the_names_of_folders_that_were_made_are_flushed_and_all_of_a_tree(tmp_path, monkeypatch):
+    flushed, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    Disk().make_folder(tmp_path / "run" / "ledgers")
+    assert flushed[-2:] == [str(tmp_path), str(tmp_path / "run")]
+    flushed.clear()
+    Disk().make_folder(tmp_path / "run" / "ledgers")
+    assert flushed == []
+    (tmp_path / "run" / "ledgers" / "a").touch()
+    Disk().sync_tree(tmp_path / "run")
+    assert sorted(flushed) == [str(tmp_path / name) for name in ("", "run", "run/ledgers", "run/ledgers/a")]
+
+
+def test_a_short_write_in_place_is_completed(tmp_path, monkeypatch):
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: real(fd, [b"".join(parts)[:7]], offset))
+    (tmp_path / "file").write_bytes(b"." * 40)
+    with (tmp_path / "file").open("r+b") as file:
+        Disk().write_at(file.fileno(), 5, b"abc", b"", memoryview(b"0123456789"), b"defghijk")
+    assert (tmp_path / "file").read_bytes() == b"." * 5 + b"abc0123456789defghijk" + b"." * 14
 
 
 def test_folders_that_a_killed_process_created_without_a_flush_are_flushed_before_a_ledger_is_made_in_them(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy.stats import binom
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import CUT_SHARE
+from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
@@ -115,6 +117,17 @@ def test_what_is_cut_is_paid_for(tmp_path):
     replaced = replace_one_epsilon(paced.protocol)
     assert replaced is not None
     assert replaced <= covered_epsilon(5)
+
+
+@pytest.mark.parametrize("pace", ["free", "constant"])
+def test_a_clients_steps_have_the_room_of_its_plan(tmp_path, monkeypatch, pace):
+    job, rooms, train = job_of(tmp_path / "keys", pace=pace), [], Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self, *args: rooms.append(args[-1]) or train(self, *args))
+    with closing(make_host(job, 0, tmp_path / "ledgers", durable=False)) as host:
+        task = Task(1, "train", {"model": np.zeros(job.protocol.model.parameters, np.float32)})
+        assert host.answer(task).status == "release"
+        assert rooms == [host.room(job.algorithm.plan(job.protocol.client(0))[0])]
+    assert (rooms == [None]) == (pace == "free")
 
 
 def test_statements_say_what_time_shows(tmp_path):
