@@ -23,7 +23,7 @@ from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, counter_line, di
 from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.ledger_folder import erase_kept_keys
-from dpcfl_net.privacy.ledger.release_store import Stored
+from dpcfl_net.privacy.ledger.release_store import Stored, answers
 
 OWNER = {"run": "r1", "job": "j" * 64, "client": 3}
 STEP = SampledGaussian(1.25, 0.1, 7)
@@ -443,6 +443,20 @@ def test_a_changed_answer_is_noticed_before_it_is_used(folder):
             open_ledger(folder)
 
 
+def test_an_answer_to_another_request_is_noticed(folder):
+    """Of a copy of the ledger, in which the same round was charged with other content."""
+    copy = shutil.copytree(folder, folder.with_name("copy"))
+    for each, request in ((folder, "job-4"), (copy, "other")):
+        with open_ledger(each) as ledger:
+            charged = ledger.debit(job="job", request=request, round=4, kind="train", slots=["train"], events=[STEP])
+            ledger.store(charged.sequence, Stored("release", b"bytes 4 of " + request.encode()))
+    (theirs,) = (path for path in (copy / "releases").iterdir() if b"bytes 4" in path.read_bytes())
+    shutil.copy(theirs, folder / "releases" / theirs.name)
+    assert sorted(answers(folder, read_ledger(folder))) == [2, 3]
+    with pytest.raises(LedgerError, match="belongs to no debit"):
+        open_ledger(folder)
+
+
 def test_a_damaged_state_is_noticed_although_its_answer_is_no_longer_kept(folder):
     with open_ledger(folder) as ledger:
         for number in range(4, 9):
@@ -488,6 +502,32 @@ def test_a_key_put_under_another_debit_is_noticed(folder):
 
 
 # What a crash leaves
+
+
+@pytest.mark.parametrize("part", [b"bytes 4", b"state 4"])
+def test_an_answer_of_which_a_crash_lost_a_part_is_computed_again(folder, part):
+    """A device may write the sectors of a file in any order."""
+    with open_ledger(folder) as ledger:
+        charged = debit(ledger, 4)
+        before = (folder / "journal").read_bytes()
+        ledger.store(charged.sequence, Stored("release", b"bytes 4"), b"state 4")
+    (folder / "journal").write_bytes(before)  # the key is erased after the answer was flushed
+    (path,) = (path for path in (folder / "releases").iterdir() if part in path.read_bytes())
+    path.write_bytes(path.read_bytes().replace(part, bytes(len(part))))
+    with open_ledger(folder) as ledger:
+        assert (ledger.lookup("job-4"), ledger.state("job")) == (charged, b"state 3")
+
+
+def test_a_cut_answer_is_removed_durably(folder, monkeypatch):
+    """It would be back after a crash of the machine, when its request has another answer, and would be taken for an edited one."""
+    with open_ledger(folder) as ledger:
+        debit(ledger, 4)
+    (folder / "releases" / "9.answer").write_bytes(b"cut")
+    trail, fsync, unlink = [], os.fsync, os.unlink
+    monkeypatch.setattr(os, "fsync", lambda fd: (trail.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)))
+    monkeypatch.setattr(os, "unlink", lambda path: (trail.append(os.path.basename(path)), unlink(path)))
+    Ledger(folder, owner=OWNER).close()
+    assert trail[-2:] == ["9.answer", "releases"]
 
 
 def test_a_journal_that_is_older_than_the_lines_is_refused(folder):
@@ -779,6 +819,17 @@ def test_a_journal_that_is_written_while_it_is_read_is_read_again(folder, monkey
     monkeypatch.setattr(journal, "read_bytes", lambda path: next(seen))
     assert len(read_ledger(folder)) == 4
     assert next(seen, None) is None
+
+
+def test_at_the_end_of_a_run_keys_of_a_ledger_in_use_and_of_requests_without_an_answer_stay(folder):
+    with open_ledger(folder) as ledger:
+        debit(ledger, 4)
+        ledger.store(debit(ledger, 5).sequence, Stored("release", b"bytes 5"), repeatable=True)
+        with pytest.raises(LedgerError, match="ledger-locked"):
+            erase_kept_keys(folder)
+        assert keys_in(folder) == [4, 5]
+    erase_kept_keys(folder)
+    assert keys_in(folder) == [4]
 
 
 def test_where_there_is_no_ledger_no_keys_are_erased_and_no_folder_is_made(tmp_path):
