@@ -209,12 +209,13 @@ def test_a_killed_holder_leaves_the_ledger_free(folder):
 def test_no_other_user_may_change_a_ledger_under_any_umask(tmp_path):
     before = os.umask(0)
     try:
-        open_ledger(tmp_path / "ledgers" / "client_0000").close()
+        with open_ledger(tmp_path / "ledgers" / "client_0000") as ledger:
+            ledger.store(debit(ledger, 1).sequence, Stored("release", b"bytes"), b"state")
     finally:
         os.umask(before)
     folder = tmp_path / "ledgers" / "client_0000"
     assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "releases")} == {0o700}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.is_file()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()} == {0o600}
 
 
 def test_a_closed_ledger_takes_no_debit(folder):
@@ -654,6 +655,8 @@ def test_an_answer_that_is_not_stored_stays_one_in_a_larger_journal(folder):
         ledger.debit(job="job", request="long", round=4, kind="long", slots=["long" * 1000], events=[STEP])
     with open_ledger(folder) as ledger:
         assert ledger.lookup("job-4") == Charged(charged.sequence, charged.key, answer.digest())
+    assert answers(folder, read_ledger(folder))[charged.sequence] == answer.digest()
+    assert charged.sequence not in answers(folder, read_ledger(folder)[:4])
 
 
 @pytest.mark.parametrize("size", [100, 4096])
