@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from conftest import SMALL, dpcfl
 
@@ -92,6 +94,13 @@ def test_noise_for_another_promise_is_refused_whoever_signed_it(keys, tmp_path, 
     new = [entry.model_copy(update=fields) for entry in old] if part == "roster" else old.model_copy(update=fields)
     code, reason = refusal(Job(protocol.model_copy(update={part: new}), sound.experiment), tmp_path)
     assert (code, f"the signed plan costs client 0 {said}" in reason, "promises 5" in reason) == ("claim", True, True), reason
+
+
+def test_a_claim_that_the_accountant_cannot_check_is_refused(keys, tmp_path, monkeypatch):
+    job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of a host that has not computed it before
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert refusal(job, tmp_path) == ("claim", "the accountant could not check the plan: ")
 
 
 @pytest.mark.parametrize(

@@ -808,6 +808,17 @@ def test_a_slot_pays_for_one_result_as_a_second_one_would_have_the_same_noise(tm
         ledger.close()
 
 
+def test_two_slots_of_a_task_have_noise_of_their_own():
+    """The difference of two results with one noise has none."""
+    twins = {name: GaussianSlot(name) for name in ("one", "two")}
+    (one, two), (again, _) = (
+        [FakeMechanisms.client(charge).noisy_sum(name, lambda x: x, 1.0) for name in twins]
+        for charge in [Charge(bytes(32), twins, Z, "zero-out")] * 2
+    )
+    assert one.tolist() == again.tolist()
+    assert np.abs(one - two).min() > 1e-3
+
+
 def test_a_choice_is_the_draw_of_its_slot_at_the_eta_of_its_slot():
     slot, counts, chosen = SelectionSlot("select", 0.5), [3, 4, 5], []
     for number in range(200):
@@ -860,10 +871,13 @@ def test_a_secure_sum_of_another_unit_or_without_a_group_is_refused():
 
 
 def test_a_sum_over_records_does_not_protect_a_whole_client():
-    me = FakeMechanisms.client(Charge(bytes(32), {"sum": GaussianSlot("sum")}, Z, "zero-out"))
+    slots = {"sum": GaussianSlot("sum"), "masked": SecureSlot("masked", 1.0)}
+    me = FakeMechanisms.client(Charge(bytes(32), slots, Z, "zero-out"))
     me.protocol.privacy.unit = "client"
     with pytest.raises(ValueError, match=r"me\.noisy_sum protects a sample, and privacy.unit is 'client': use me.noisy_update"):
         me.noisy_sum("sum", lambda x: x, 1.0)
+    with pytest.raises(ValueError, match=r"me\.masked_gradient protects a sample, .* is 'client': use me.masked_update"):
+        me.masked_gradient("masked", np.zeros(2, np.float32))
     assert me.ran == []
 
 

@@ -22,7 +22,7 @@ from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, counter_line, digest, verify_lines
 from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
-from dpcfl_net.privacy.ledger.ledger_folder import erase_kept_keys
+from dpcfl_net.privacy.ledger.ledger_folder import erase_kept_keys, read_state
 from dpcfl_net.privacy.ledger.release_store import Stored, answers
 
 OWNER = {"run": "r1", "job": "j" * 64, "client": 3}
@@ -517,6 +517,13 @@ def test_an_answer_of_which_a_crash_lost_a_part_is_computed_again(folder, part):
     path.write_bytes(path.read_bytes().replace(part, bytes(len(part))))
     with open_ledger(folder) as ledger:
         assert (ledger.lookup("job-4"), ledger.state("job")) == (charged, b"state 3")
+
+
+def test_a_state_is_read_while_the_next_answer_is_written(folder):
+    with open_ledger(folder) as ledger:
+        debit(ledger, 4)
+        (folder / "releases" / "9.answer").write_bytes(b"cut")
+        assert read_state(folder, "job") == b"state 3"
 
 
 def test_a_cut_answer_is_removed_durably(folder, monkeypatch):

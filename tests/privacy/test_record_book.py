@@ -213,6 +213,13 @@ def test_the_filter_adds_up_at_one_order_that_the_budget_fixes():
         account({**asked, "order": 1})
 
 
+def test_the_accountant_of_a_worker_is_tight_for_equal_plans_and_of_one_order_for_others(tmp_path):
+    compose, order = composer(tmp_path / "cache"), order_for(3, 1e-5)
+    for events in ([FIRST], [FIRST, SECOND[0]]):
+        assert compose(events, 1e-5, "zero-out") == pytest.approx(epsilon(events, 1e-5), rel=1e-5)
+        assert compose(events, 1e-5, "zero-out", order) == pytest.approx(filtered_epsilon(events, 1e-5, order), rel=1e-5)
+
+
 def test_what_shares_one_record_is_composed_whatever_else_differs(book):
     tight = Budget(epsilon([GAUSSIAN], DELTA) * 1.01, DELTA)
     enrol(book, "first", records=RECORDS, budget=tight)
