@@ -254,7 +254,7 @@ def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
     if privacy.delta > most:
         why = f"1 / {count}, one over the {'clients' if by_client else 'records'}" if policy.max_delta is None else f"{most:g}"
         raise Refused("policy", f"the job's delta is {privacy.delta:g}, this worker serves at most {why} (max_delta)")
-    if protocol.unprotected and policy.max_epsilon is not None and policy.max_epsilon < math.inf:
+    if protocol.unprotected and policy.max_epsilon is not None:
         raise Refused(
             "policy",
             f"the job has no finite epsilon ({protocol.unprotected[0]}), this worker serves at most {policy.max_epsilon:g} (max_epsilon)",

@@ -23,7 +23,7 @@ from scipy import stats
 from simulate import simulate
 
 from dpcfl_net.core import runlog
-from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config, job_files
@@ -32,7 +32,7 @@ from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.capabilities import client_steps
-from dpcfl_net.federation.claim import plan_events, protected
+from dpcfl_net.federation.claim import plan_events, protected, verify_claim
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.federation.gate import Charge
@@ -221,6 +221,18 @@ def test_full_mode_for_whole_clients(tmp_path):
     mu = math.sqrt((ROUNDS + 1) / (10 * z) ** 2 + ROUNDS * (2 / z) ** 2)
     assert epsilon([SampledGaussian(1 / mu, 1.0, 1)], privacy.delta) == pytest.approx(5, rel=5e-3)
     assert epsilon(events, privacy.delta, "replace-one") <= 5
+
+
+def test_a_worker_refuses_to_hide_the_absence_of_a_client_whoever_signed_it(tmp_path):
+    """Noise for the replacement of a client is more than epsilon of its absence needs, which no noise hides."""
+    job = job_for(tmp_path / "keys", {}, WHOLE_CLIENTS)
+    privacy = job.protocol.privacy.model_copy(update={"adjacency": "zero-out"})
+    forged = job_files.Job(job.protocol.model_copy(update={"privacy": privacy}), job.experiment)
+    with pytest.raises(
+        Refused, match=r"claim: privacy\.adjacency is 'zero-out': must be replace-one with privacy\.unit client"
+    ):
+        verify_claim(forged.algorithm, 0, tmp_path / "claims")
+    assert verify_claim(job.algorithm, 0, tmp_path / "claims") <= 5
 
 
 @pytest.mark.parametrize("mode", ["paper", "selection"])

@@ -96,6 +96,16 @@ def test_noise_for_another_promise_is_refused_whoever_signed_it(keys, tmp_path, 
     assert (code, f"the signed plan costs client 0 {said}" in reason, "promises 5" in reason) == ("claim", True, True), reason
 
 
+def test_too_little_noise_of_a_trusted_server_is_refused_whoever_signed_it(keys, tmp_path):
+    sound = job_of(keys, {"name": "dp-fedavg", "sampling_rate": 0.5}, TRUSTED)
+    noise = 0.9 * sound.protocol.curator_noise_multiplier
+    job = Job(sound.protocol.model_copy(update={"curator_noise_multiplier": noise}), sound.experiment)
+    code, reason = refusal(job, tmp_path)
+    assert (code, "the signed plan costs client 0 epsilon 9." in reason, "promises 8" in reason) == ("claim", True, True), (
+        reason
+    )
+
+
 def test_a_claim_that_the_accountant_cannot_check_is_refused(keys, tmp_path, monkeypatch):
     job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of a host that has not computed it before
@@ -176,7 +186,8 @@ def test_delta_of_whole_clients_is_held_to_their_number(keys, tmp_path):
 
 
 def test_a_job_without_a_promise_is_served_only_where_no_number_was_asked_for(keys, tmp_path):
-    job = job_of(keys, {"name": "f-cdpfl", "clusters": 2}, {"epsilon": 5, "delta": 1e-3})
+    """Its epsilon is only the target of the calibration."""
+    job = job_of(keys, {"name": "f-cdpfl", "clusters": 2}, {"epsilon": 200, "delta": 1e-3})
     make_host(job, 0, tmp_path / "usual", durable=False).close()
     assert "no finite epsilon (cluster index unprotected" in refusal(job, tmp_path, Policy(max_epsilon=50))[1]
 
