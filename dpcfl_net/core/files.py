@@ -179,9 +179,10 @@ def write_text(path: str | Path, text: str, mode: int = 0o666) -> None:
         mode: Permissions of a regular file, before the umask; an existing file loses those that are not among them.
 
     Raises:
-        OSError: If it cannot be written, or is a named pipe without a reader; the error names `path`.
+        ConfigError: As `writing`; a named pipe without a reader cannot be written.
+        OSError: As `writing`.
     """
-    with naming(path):
+    with writing(path):
         # Without O_NONBLOCK a named pipe without a reader would block.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, mode)
         os.set_blocking(handle, True)
@@ -190,6 +191,28 @@ def write_text(path: str | Path, text: str, mode: int = 0o666) -> None:
             if stat.S_ISREG(found) and found & 0o666 & ~mode:
                 os.fchmod(handle, found & mode)
             file.write(text)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Name a path that the user gave in the errors of writing there.
+
+    Args:
+        path: The file or folder.
+
+    Raises:
+        ConfigError: If it cannot be written: no such folder, no permission, or not a name of a file.
+        OSError: If the machine has no room or no open files left.
+    """
+    if "\0" in str(path):
+        raise ConfigError(f"cannot write {shown(str(path))}: a path must not contain a null character")
+    try:
+        with naming(path):
+            yield
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise
+        raise ConfigError(f"{path}: {reason(error)}") from None
 
 
 def read_stdin(most: int) -> str:

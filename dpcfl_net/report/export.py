@@ -11,7 +11,7 @@ from typing import Any
 
 from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import naming, write_text
+from dpcfl_net.core.files import write_text, writing
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.lead import result_line
 from dpcfl_net.report.page import run_figures
@@ -45,16 +45,19 @@ def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
         models or no rounds yet lacks those files.
 
     Raises:
-        ConfigError: As `read_run`, or if the run has no privacy statement yet, or `out` is the run folder.
+        ConfigError: As `read_run`, or if the run has no privacy statement yet, or `out` is the run folder or cannot be written.
+        OSError: If the disk is full.
     """
     view, target = read_run(folder), Path(out) if out is not None else RunFolder(folder).export
-    if target.resolve() == Path(folder).resolve():
+    with writing(target):
+        is_the_run = target.resolve() == Path(folder).resolve()
+    if is_the_run:
         raise ConfigError(
             f"the folder to write is {target}: must be another one than the run's; the default is {RunFolder(folder).export}"
         )
     if "epsilon" not in (privacy := mapping(view.run, "privacy")):
         raise ConfigError(f"{folder} has no privacy statement yet; write it with: {report_command(Path(folder))}")
-    with naming(target):
+    with writing(target):
         (target / "figures").mkdir(parents=True, exist_ok=True)
     tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)
     rounds = [tables.at(t, view.rounds or 0) for t in sorted(view.served)]
@@ -87,7 +90,7 @@ def _remove_stale(target: Path, figures: Iterable[str], written: Sequence[Path])
     named = [f"figures/{key}.svg" for key in figures]
     diagnostics = (target / "figures").glob("diagnostics-*.svg")
     for path in {*models, *diagnostics, *(target / name for name in ("rounds.csv", "clients.csv", *named))} - {*written}:
-        with naming(path):
+        with writing(path):
             path.unlink(missing_ok=True)
 
 
@@ -96,7 +99,7 @@ def _copy_models(folder: Path, target: Path) -> list[Path]:
     shared = [path for path in sorted((folder / FOLDER).glob("*.safetensors")) if not path.stem.endswith("_personal")]
     copies = [target / FOLDER / path.name for path in shared]
     for path, copy in zip(shared, copies, strict=True):
-        with naming(copy):
+        with writing(copy):
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
     return copies

@@ -40,7 +40,8 @@ class Run(RunData):
             The files: safetensors, CSV, SVG, JSON and text.
 
         Raises:
-            ConfigError: If the run has no privacy statement yet.
+            ConfigError: If the run has no privacy statement yet, or `out` cannot be written.
+            OSError: If the disk is full.
         """
         return export(self.path, out)
 
@@ -54,6 +55,7 @@ class Run(RunData):
             The file.
 
         Raises:
-            ConfigError: If the run has recorded no times.
+            ConfigError: If the run has recorded no times, or `out` cannot be written.
+            OSError: If the disk is full.
         """
         return write_trace(self.path, out)

@@ -16,6 +16,7 @@ from typing import Any
 
 from dpcfl_net.core.atomic import replacing, write_all
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import writing
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.trace_messages import arrows_of
 from dpcfl_net.report.trace_spans import COORDINATOR, LAUNCHER, OBSERVER, Slice, is_round, lanes, process_order, slices_of
@@ -43,15 +44,15 @@ def write_trace(folder: Path | str, out: Path | str | None = None) -> Path:
         The file.
 
     Raises:
-        ConfigError: If the folder holds no run, or the run has recorded no times.
-        OSError: If the file cannot be written.
+        ConfigError: If the folder holds no run, the run has recorded no times, or the file cannot be written.
+        OSError: If the disk is full.
     """
     view, path = read_run(folder), Path(out) if out is not None else RunFolder(folder).trace
     events = list(trace_events(view))
     if not any(event["ph"] != "M" for event in events):
         raise ConfigError(f"{folder} has recorded no times yet: {RunFolder(folder).spans.name} and "
                           f"{RunFolder(folder).messages.name} are missing or empty")  # fmt: skip
-    with replacing(path) as file:
+    with writing(path), replacing(path) as file:
         packed = gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if path.suffix == ".gz" else None
         with packed or nullcontext() as target:
             for part in _document(view, events):

@@ -127,6 +127,10 @@ class Comparison:
 
         Returns:
             The text.
+
+        Raises:
+            ConfigError: If the file cannot be written.
+            OSError: If the disk is full.
         """
         text = io.StringIO()
         compare_table.write_csv(text, self.results, self.target)

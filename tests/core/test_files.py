@@ -113,10 +113,19 @@ def test_a_write_names_its_path_and_does_not_wait_for_a_reader(tmp_path):
     assert (tmp_path / "a").read_text() == "b"
     files.write_text("/dev/null", "b")
     os.mkfifo(tmp_path / "fifo")
-    for path, code in ((tmp_path / "fifo", errno.ENXIO), ("/dev/full", errno.ENOSPC), (tmp_path, errno.EISDIR)):
-        with pytest.raises(OSError) as refused:
+    for path, words in (
+        (tmp_path / "fifo", "a pipe that no process reads"),
+        (tmp_path, "is a folder, not a file"),
+        (tmp_path / "none" / "a", "no such file or folder"),
+        (tmp_path / "a" / "b", "a part of this path is a file"),
+        ("a\0b", "must not contain a null character"),
+    ):
+        with pytest.raises(ConfigError, match=words) as refused:
             files.write_text(path, "b")
-        assert (refused.value.errno, refused.value.filename) == (code, str(path))
+        assert (str(path) if isinstance(path, Path) else "'a\\x00b'") in str(refused.value)
+    with pytest.raises(OSError) as full:  # the path is right: the machine fails, with another exit code
+        files.write_text("/dev/full", "b")
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, "/dev/full")
 
 
 ALGORITHMS = ["dp-ifca", "global", "km-cdpfl", "local", "r-dpcfl", "rc-dpfl"]

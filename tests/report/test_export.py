@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -142,3 +143,17 @@ def test_the_statement_beside_an_export_says_that_it_tells_how_many_clients_a_ro
     each = sum(sent.values()) / drawn.total()
     assert {t: round(count / each) for t, count in sent.items()} == {t: drawn[t] for t in sent}
     assert "what is exported or tracked of a run" in (tmp_path / "export" / "privacy.txt").read_text()
+
+
+@pytest.mark.parametrize("bad", ["run.json", "run.json/below", "a\0b"])
+def test_a_folder_that_cannot_be_written_is_a_sentence_with_its_path(run: Path, bad: str) -> None:
+    """It was an OSError of the system, or a ValueError."""
+    with pytest.raises(ConfigError, match=re.escape(repr(bad)[1:-1])):
+        package.open_run(run).export(run / bad)
+
+
+@pytest.mark.parametrize("name", ["models/cluster_0.safetensors", "rounds.csv"])
+def test_a_file_that_cannot_be_replaced_is_named(run: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"^{tmp_path / 'out' / name}: is a folder, not a file"):
+        export(run, tmp_path / "out")

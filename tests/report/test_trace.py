@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from run_folder import START, write_lines, write_run, write_start
 from trace_events import check_trace
 
+import dpcfl_net
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report.trace import write_trace
 from dpcfl_net.report.trace_spans import Slice, lanes
@@ -55,6 +56,17 @@ def test_a_trace_keeps_the_format_and_shows_every_process(usual: Path) -> None:
     traffic = [(event["ts"], event["args"]["up"]) for event in found if event["ph"] == "C" and event["name"] == "bytes"]
     end = rounds[-1]["ts"] + rounds[-1]["dur"]
     assert traffic == [*((event["ts"], 21 * 116_000) for event in rounds), (end, 0)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [("none/t.json", "no such file or folder"), ("run.json/t.json", "a part of this path"), ("a\0b", "null character")],
+)
+def test_a_file_that_cannot_be_written_is_a_sentence_with_its_path(usual: Path, bad: str, words: str) -> None:
+    """It was an OSError of the system, or a ValueError."""
+    with pytest.raises(ConfigError, match=words) as refused:
+        dpcfl_net.open_run(usual).trace(usual / bad)
+    assert repr(bad)[1:-1] in str(refused.value)
 
 
 def test_the_file_is_compressed_if_its_name_says_so(usual: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
