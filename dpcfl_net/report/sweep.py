@@ -203,8 +203,10 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _unmeasured(key: str) -> str:
-    if "minority" in key:
-        return "no run has one: the true clusters are of equal size or unknown, or the server does not cluster clients"
+    if key == "accuracy_minority":
+        return "no run has one: the smallest true clusters are of equal size, or the true clusters are unknown"
+    if key == "minority_recovered":
+        return "no run has one: the smallest true clusters are of equal size or unknown, or the server does not cluster clients"
     if key.endswith("recovered"):
         return "no run has clusters to compare: the true clusters are unknown, or no algorithm here clusters clients"
     return "no run has measured it"

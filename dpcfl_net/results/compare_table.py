@@ -44,21 +44,24 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
     keys = len(columns)
     columns += [("runs", [str(len(row.results)) for row in shown])]
     central = [CENTRAL] if any(row.values(CENTRAL[0]) for row in shown) else []
-    columns += [(title, [_spread(row.values(key), 100, 1) for row in shown]) for key, title in (*SHARES, *central)]
+    columns += [(title, [_spread(row.values(key), row, 100, 1) for row in shown]) for key, title in (*SHARES, *central)]
     columns += [(title, [_count(*row.count(key)) for row in shown]) for key, title in COUNTS]
     for key, title, scale, digits in FAIRNESS:
         if any(row.values(key) for row in shown):
-            columns += [(title, [_spread(row.values(key), scale, digits) for row in shown])]
+            columns += [(title, [_spread(row.values(key), row, scale, digits) for row in shown])]
     for key, title, unit in COSTS:
         if found := [cost for row in shown for cost in row.costs(key)]:
             if "MB" in title and max(found) < SMALL:
                 title, unit = title.replace("MB", "kB"), 1e-3
-            columns += [(title, [_spread(row.costs(key), unit, 1) for row in shown])]
+            columns += [(title, [_spread(row.costs(key), row, unit, 1) for row in shown])]
     columns += _time_to_accuracy(shown, target)
+    partly = any("(" in cell for _, words in columns[keys:] for cell in words)
     if marked:
         odd = [any(result.folder in marked for result in row.results) for row in shown]
         columns += [("", ["NOT COMPARABLE" if one else "" for one in odd])]
     caption = "mean +- standard deviation over the runs of a row, which differ in their seed only; clusters recovered in k of n"
+    if partly:
+        caption += "; (k/n): only k of the n runs have the figure, or reached the accuracy"
     if any(row.values(key) for row in shown for key, *_ in FAIRNESS):
         caption += "; F_acc and F_loss are against models trained without privacy: no epsilon covers them"
     lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
@@ -83,20 +86,19 @@ def _time_to_accuracy(shown: Sequence[Row], target: float | None) -> list[tuple[
     target = chosen_target([result for row in shown for result in row.results], target)
     if target is None:
         return []
-    points = [[first_reached(result.curve, target) for result in row.results] for row in shown]
+    reached = [[first_reached(result.curve, target) for result in row.results] for row in shown]
+    points = [(row, [point for point in own if point is not None]) for row, own in zip(shown, reached, strict=True)]
     goal = f"{100 * target:g} %"
     return [
-        (f"rounds to {goal}", [_reached([None if one is None else one.round for one in row], 0) for row in points]),
-        (f"seconds to {goal}", [_reached([None if one is None else one.seconds for one in row], 1) for row in points]),
+        # The round of a single run is a whole number, the mean of several is not.
+        (f"rounds to {goal}", [_reached([one.round for one in own], row, int(len(own) > 1)) for row, own in points]),
+        (f"seconds to {goal}", [_reached([one.seconds for one in own], row, 1) for row, own in points]),
     ]
 
 
-def _reached(values: Sequence[float | None], digits: int) -> str:
-    """Mean +- deviation over the runs that reached the target, and how many did if not all."""
-    found = [value for value in values if value is not None]
-    if not found:
-        return "never"
-    return _spread(found, 1, digits) + ("" if len(found) == len(values) else f" ({len(found)}/{len(values)})")
+def _reached(values: Sequence[float], row: Row, digits: int) -> str:
+    """Mean +- deviation over the runs that reached the target."""
+    return _spread(values, row, 1, digits) if values else "never"
 
 
 def write_csv(file: TextIO, results: Sequence[Result], target: float | None = None) -> None:
@@ -146,11 +148,14 @@ def _epsilon(row: Row) -> str:
     return "inf" if math.isinf(row.epsilon) else at_most(row.epsilon)
 
 
-def _spread(values: Sequence[float], scale: float, digits: int) -> str:
+def _spread(values: Sequence[float], row: Row, scale: float, digits: int) -> str:
+    """Mean +- standard deviation, and of how many runs of the row if not of all."""
     if not values:
         return "–"
-    mean = f"{scale * statistics.fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} +- {scale * statistics.stdev(values):.{digits}f}"
+    said = f"{scale * statistics.fmean(values):.{digits}f}"
+    if len(values) > 1:
+        said += f" +- {scale * statistics.stdev(values):.{digits}f}"
+    return said if len(values) == len(row.results) else f"{said} ({len(values)}/{len(row.results)})"
 
 
 def _count(found: int, judged: int) -> str:

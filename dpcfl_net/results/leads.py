@@ -100,10 +100,11 @@ def _seeds(lead: Lead | None) -> str:
 
 
 def _words(lead: Lead | None, key: str) -> str:
-    """Mean and interval of one figure; a dash without values."""
+    """Mean and interval of one figure, and of how many seeds if not of all; a dash without values."""
     values = [] if lead is None else list(lead.values[key].values())
     if not values:
         return "–"
     between = interval(values)
     words = "" if between is None else f" ({between[0]:+.1f} to {between[1]:+.1f})"
-    return f"{statistics.fmean(values):+.1f}{words}"
+    part = f" ({len(values)}/{lead.seeds})" if lead is not None and len(values) < lead.seeds else ""
+    return f"{statistics.fmean(values):+.1f}{words}{part}"

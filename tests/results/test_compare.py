@@ -306,6 +306,36 @@ def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
     assert (row["minority %"], row["clusters found"], row["minority found"]) == ("–", "–", "–")
 
 
+def test_a_mean_over_some_of_the_runs_says_over_how_many(tmp_path):
+    """It stood beside the number of all runs, as if all had it: a run without a final accuracy was left out in silence."""
+    lost = {"accuracy_mean": None, "accuracy_worst": None}
+    folders = [write_result(tmp_path / f"a{seed}", seed=seed, accuracy=0.6 + 0.02 * seed) for seed in range(3)]
+    folders += [
+        write_result(tmp_path / f"b{seed}", "oracle", seed, 0.7 + 0.03 * seed, final=lost if seed == 2 else {})
+        for seed in range(3)
+    ]
+    comparison = Comparison.of(folders)
+    whole, part = comparison.rows
+    assert (whole["runs"], whole["mean %"], part["runs"], part["mean %"]) == ("3", "62.0 +- 2.0", "3", "71.5 +- 2.1 (2/3)")
+    assert (part["minority %"], part["worst %"]) == ("71.0 +- 3.0", "66.5 +- 2.1 (2/3)")
+    assert "(k/n): only k of the n runs have the figure" in comparison.table.caption
+    assert "(k/n)" not in Comparison.of(folders[:3]).table.caption
+    (_, pair) = cells(comparison.leads)
+    assert (pair["seeds"], pair["mean"]) == ("3", "+10.5 (+4.1 to +16.9) (2/3)")
+    assert pair["minority"] == "+11.0 (+8.5 to +13.5)"
+    for table in (comparison.table, comparison.leads):  # such cells are figures, too, and aligned to the right
+        assert all(pages.numeric_columns(table.without_empty_columns())[2:])
+
+
+def test_a_figure_of_no_run_says_why(tmp_path):
+    missing = {"accuracy_minority": None, "minority_recovered": None}
+    found = sweep_figures(compare.rows([read_result(write_result(tmp_path / "a", final=missing))]))
+    why = {figure.key: figure.why for figure in found if figure.why}
+    assert sorted(why) == ["accuracy_minority", "minority_recovered"]
+    assert "cluster clients" not in why["accuracy_minority"]  # it is measured whether or not the server clusters them
+    assert why["minority_recovered"].endswith("or the server does not cluster clients")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -659,12 +689,14 @@ def test_time_to_accuracy_is_beside_the_rounds_to_it(tmp_path):
         with_times(tmp_path / "c", 10.0, [0.62, 0.8, 0.8], algorithm="local"),
     ]
     usual, other = Comparison.of(runs).rows
-    assert (usual["rounds to 61 %"], usual["seconds to 61 %"]) == ("3 +- 0", "6.0 +- 0.0")  # 95 % of 65 %
+    assert (usual["rounds to 61 %"], usual["seconds to 61 %"]) == ("3.0 +- 0.0", "6.0 +- 0.0")  # 95 % of 65 %
     assert (other["rounds to 61 %"], other["seconds to 61 %"]) == ("1", "10.0")
     first, second = Comparison.of(runs, target=0.7).rows
     assert (first["rounds to 70 %"], first["seconds to 70 %"]) == ("3 (1/2)", "6.0 (1/2)")
     assert (second["rounds to 70 %"], second["seconds to 70 %"]) == ("2", "20.0")
     assert "never" in Comparison.of(runs, target=0.9).rows[0].values()
+    later, _ = Comparison.of(runs, target=0.5).rows
+    assert later["rounds to 50 %"] == "1.5 +- 0.7"  # rounds 2 and 1; rounded to whole rounds it was 2 +- 1
     table = list(csv.DictReader(io.StringIO(Comparison.of(runs, target=0.7).to_csv())))
     assert [(line["rounds_to_target"], line["seconds_to_target"]) for line in table] == [("3", "6.0"), ("", ""), ("2", "20.0")]
     with pytest.raises(ConfigError, match="target is 70: must be an accuracy above 0 and up to 1"):
