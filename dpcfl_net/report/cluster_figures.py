@@ -131,6 +131,12 @@ def grouped_rounds(view: RunView) -> list[int]:
     return [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
 
 
+def clusters_clients(view: RunView) -> bool:
+    """Return True if the server has put clients into clusters, or knows how many each cluster has."""
+    sizes = (listed(mapping(line, "diagnostics"), "sizes") for line in view.grouping.values())
+    return bool(grouped_rounds(view)) or any(number(count) for counts in sizes for count in counts)
+
+
 def assignments(view: RunView) -> Figure:
     """The server's cluster of each client by round, sorted by true cluster."""
     title = "Cluster assignments"

@@ -151,7 +151,7 @@ def key_figures(view: RunView) -> list[Pair]:
         ("Clusters recovered", "–" if counted else yes(final.get("clusters_recovered"))),
         ("Minority recovered", yes(final.get("minority_recovered"))),
         ("ARI", plain(final.get("ari"), 3)),
-        ("Clusters M", plain(final.get("clusters"))),
+        ("Clusters M", plain(final.get("clusters")) if cluster_figures.clusters_clients(view) else "–"),
     ]
     pairs += [] if view.one_process else [(f"Bytes {way}", size(view.run.get(f"bytes_{way}"))) for way in ("up", "down")]
     pairs += [(name[:1].upper() + name[1:], tiny(value, 3)) for name, value in mapping(final, "diagnostics").items()]

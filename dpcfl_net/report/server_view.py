@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from dpcfl_net.report.cluster_figures import NO_CLUSTERS, ONE_CLUSTER, grouped_rounds, membership
+from dpcfl_net.report.cluster_figures import NO_CLUSTERS, ONE_CLUSTER, clusters_clients, grouped_rounds, membership
 from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny
 from dpcfl_net.results.privacy_statement import has_single_releases
@@ -127,10 +127,10 @@ def _kinds(view: RunView) -> str:
 
 
 def _grouping(view: RunView) -> str:
-    if not view.grouping:
+    if not clusters_clients(view):
         return "The server does not cluster clients."
     line = view.grouping[max(view.grouping)]
-    counts = "/".join(str(whole(count)) for count in listed(mapping(line, "diagnostics"), "sizes")) or "none"
+    counts = "/".join(str(whole(count)) for count in listed(mapping(line, "diagnostics"), "sizes"))
     first = view.first_round
     sure = f", from a mixture with MSS {plain(first.mss, 3)} and MPO {tiny(first.mpo, 2)}" if first else ""
     return f"Clients by cluster: {counts}{sure}.{membership(first) if first else ''}"

@@ -637,6 +637,18 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
     )
 
 
+@pytest.mark.parametrize("sizes", [[0], []])
+def test_a_server_without_clusters_has_none_in_its_view(finished: Path, sizes: list[int]) -> None:
+    """With mr-mtl its clients by cluster were "0", with local "none", and the page counted 1 and 0 clusters."""
+    view = read_run(finished)
+    view.grouping = {t: {"assignment": [None] * 21, "clusters": len(sizes), "diagnostics": {"sizes": sizes}} for t in (1, 2)}
+    assert "The server does not cluster clients." in [row[1] for row in two_views(view)]
+    assert "Clusters M" not in dict(key_figures(view))
+    view.grouping[2]["diagnostics"] = {"sizes": [12.0, 9.0]}  # released counts, without clusters of clients
+    assert "Clients by cluster: 12/9, from a mixture" in " ".join(row[1] for row in two_views(view))
+    assert "Clusters M" in dict(key_figures(view))
+
+
 def test_settings_of_the_data_read_like_words(finished: Path) -> None:
     view = read_run(finished)
     view.experiment["data"] = {"clients": [2, 2], "shift": "rotation", "validation": 0.0, "test_per_client": 40, "alpha": None}
