@@ -231,6 +231,8 @@ class ProgressTail:
             counts = self._sizes(earlier)
             if len(counts) > GROUPS:
                 return f"{len(counts)} of {min(counts)} to {max(counts)}"
+            if len(counts) == 1:  # the number alone would be read as that of the clusters
+                return f"1 ({counts[0]} client{'' if counts[0] == 1 else 's'})"
             if counts:
                 return "/".join(map(str, sorted(counts)))
         return ""

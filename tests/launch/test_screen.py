@@ -399,6 +399,16 @@ def test_a_pause_below_the_quorum_is_shown_until_it_ends(tmp_path: Path) -> None
     assert tail.view().pause == ""
 
 
+def test_one_cluster_is_not_shown_as_the_number_of_its_clients(tmp_path: Path) -> None:
+    """The line of a round with one cluster of 21 clients said "clusters 21"."""
+    tail = run_some(tmp_path / "run", 2)
+    for at, (sizes, said) in enumerate([([21], "1 (21 clients)"), ([1], "1 (1 client)"), ([1, 20], "1/20")], start=3):
+        one = {"view": "server", "round": at, "diagnostics": {"sizes": sizes}}
+        write_lines(tmp_path / "run" / "clusters.jsonl", [one])
+        write_lines(tmp_path / "run" / "metrics.jsonl", [{"view": "server", "round": at, "time": START, "seconds": 1.0}])
+        assert tail.view().grouping == said
+
+
 def test_aborted_secure_sums_are_named(tmp_path: Path) -> None:
     tail = run_some(tmp_path / "run", 2)
     said = {"secure sum": "ok"}, {"secure sum": "3 of 8 clients sent keys, needs 6"}, {"secure sums": "1: no client is there"}
