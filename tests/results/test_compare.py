@@ -58,7 +58,7 @@ def write_result(folder: Path, algorithm: str = "global", seed: int = 0, accurac
 def write_sweep_folder(out: Path, axes: dict[str, list], runs: list[Path], waiting: int = 0) -> Path:
     """A sweep over finished runs, and some cells that have not run."""
     folder = out / "grid-sweep-0"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     cells = [{"values": {}, "folder": os.path.relpath(run, folder), "state": "finished"} for run in runs]
     cells += [{"values": {}, "folder": f"../nothing-{number}", "state": "waiting"} for number in range(waiting)]
     (folder / "sweep.json").write_text(json.dumps({"config": SMALL, "axes": axes, "cells": cells}))
@@ -88,6 +88,26 @@ def test_a_real_run_is_a_result(finished_run):
     assert result.algorithm == "r-dpcfl"
     assert result.privacy["insecure"] is True
     assert 0 < result.final["accuracy_p10"] <= result.final["accuracy_mean"]
+
+
+def test_seconds_of_a_run_in_virtual_time_are_virtual(tmp_path):
+    folder = write_result(tmp_path / "run")
+    document = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**document, "clock": "virtual", "virtual_s": 7200.0, "wall_s": 9.0}))
+    assert read_result(folder).cost["seconds"] == 7200.0
+
+
+def test_a_figure_that_run_json_lacks_is_that_of_the_last_round_in_any_order(tmp_path):
+    folder = write_result(tmp_path / "run")
+    write_lines(
+        folder / "metrics.jsonl", [{"view": "observer", "round": 1, "accuracy_p10": 0.1}]
+    )  # a resumed run repeats rounds
+    assert read_result(folder).final["accuracy_p10"] == pytest.approx(0.66)
+
+
+def test_a_run_without_a_final_accuracy_has_no_figures_of_an_earlier_round(tmp_path):
+    final = read_result(write_result(tmp_path / "run", final={"accuracy_mean": None})).final
+    assert not {"accuracy_p10", "f_acc", "f_loss"} & set(final)
 
 
 def test_a_run_without_a_finite_epsilon_claims_infinity(tmp_path):
@@ -306,6 +326,43 @@ def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
     assert (row["minority %"], row["clusters found"], row["minority found"]) == ("–", "–", "–")
 
 
+def test_settings_with_the_same_last_word_have_columns_that_tell_them_apart(tmp_path):
+    budgets = [(1e-4, 1e-3), (1e-5, 1e-3), (1e-4, 1e-2)]
+    folders = [
+        write_result(
+            tmp_path / f"{k}",
+            privacy={"delta": delta, "noise": "os", "noise_seed": None},
+            ledger={"scope": "dataset", "root": "/book", "budget": {"epsilon": 9, "delta": most}},
+        )
+        for k, (delta, most) in enumerate(budgets)
+    ]
+    table = compare_table.table(compare.rows(map(read_result, folders)))
+    assert table.columns[2:4] == ["privacy.delta", "ledger.budget.delta"]
+    assert [tuple(map(float, row[2:4])) for row in table.rows] == budgets
+
+
+def test_a_setting_that_differs_for_one_algorithm_tells_its_rows_apart(tmp_path):
+    folders = [write_result(tmp_path / f"r{m}", "r-dpcfl", algorithms={"r-dpcfl": {"clusters": m}}) for m in (3, 4)]
+    folders.append(write_result(tmp_path / "g"))
+    folders.append(write_result(tmp_path / "i", "dp-ifca", algorithms={"dp-ifca": {"clusters": 4}}))
+    assert compare.telling(compare.rows(map(read_result, folders))) == ["algorithm.clusters"]
+
+
+def test_bytes_are_in_megabytes_if_those_of_one_row_fill_a_tenth(tmp_path):
+    runs = []
+    for name, up in (("local", 60_000), ("global", 200_000)):
+        runs.append(write_result(tmp_path / name, name))
+        document = json.loads((runs[-1] / "run.json").read_text())
+        (runs[-1] / "run.json").write_text(json.dumps({**document, "bytes_up": up, "bytes_down": 99_000}))
+    one, other = Comparison.of(runs).rows
+    assert (one["MB up"], other["MB up"], one["kB down"]) == ("0.1", "0.2", "99.0")
+
+
+def test_the_epsilon_of_a_row_is_rounded_up(tmp_path):
+    (row,) = cells(Comparison.of([write_result(tmp_path / "a", terms={"epsilon": 5.0001})]).table)
+    assert row["epsilon"] == "5.001"
+
+
 def test_a_mean_over_some_of_the_runs_says_over_how_many(tmp_path):
     """It stood beside the number of all runs, as if all had it: a run without a final accuracy was left out in silence."""
     lost = {"accuracy_mean": None, "accuracy_worst": None}
@@ -341,6 +398,7 @@ def test_a_figure_of_no_run_says_why(tmp_path):
     [
         ({"terms": {"epsilon": None}}, "epsilon is inf, elsewhere 5"),
         ({"privacy": {"epsilon": 3}}, "epsilon is 3, elsewhere 5"),
+        ({"privacy": {"epsilon": 5.01}}, "epsilon is 5.01, elsewhere 5"),
         ({"terms": {"delta": 1e-5}}, "delta is 1e-05, elsewhere 0.0001"),
         ({"terms": {"unit": "client"}}, "unit is client, elsewhere sample"),
         ({"terms": {"adjacency": "replace-one"}}, "adjacency is replace-one, elsewhere zero-out"),
@@ -353,8 +411,8 @@ def test_a_figure_of_no_run_says_why(tmp_path):
 )
 def test_unequal_privacy_or_data_is_refused_and_shown_only_by_force(tmp_path, change, words):
     folders = [write_result(tmp_path / "a"), write_result(tmp_path / "b", seed=1), write_result(tmp_path / "odd", **change)]
-    found = compare.unequal([read_result(folder) for folder in folders])
-    assert found == {tmp_path / "odd": words}
+    for order in (folders, folders[::-1]):  # the terms of most runs are the usual ones, not those of the first
+        assert compare.unequal([read_result(folder) for folder in order]) == {tmp_path / "odd": words}
 
 
 @pytest.mark.parametrize(
@@ -503,6 +561,19 @@ def test_a_sweeps_page_draws_accuracy_against_epsilon_and_recovery(swept):
     assert dpcfl("report", swept).stdout.strip() == str(page)
     refused = dpcfl("report", swept, "--alone", swept)
     assert (refused.returncode, "--alone is for the report of a run" in refused.stderr) == (2, True)
+
+
+def test_a_sweep_over_data_compares_runs_on_the_same_data(tmp_path):
+    runs = [
+        write_result(tmp_path / f"{name}{shift}", name, data={"shift": shift})
+        for shift in ("none", "rotation")
+        for name in ("global", "oracle")
+    ]
+    folder = write_sweep_folder(tmp_path, {"data.shift": ["none", "rotation"], "algorithm.name": ["global", "oracle"]}, runs)
+    assert Comparison.of([folder]).marked == {}
+    other = write_sweep_folder(tmp_path / "runs", {"data.shift": ["none"], "algorithm.name": ["global", "oracle"]}, runs)
+    with pytest.raises(ConfigError, match=r"data\.shift is rotation, elsewhere none"):  # not swept, but the runs differ
+        Comparison.of([other])
 
 
 def test_a_sweeps_page_without_epsilons_draws_every_run(tmp_path):

@@ -89,6 +89,13 @@ def test_the_last_answer_of_each_call_holds_it_up() -> None:
     assert [(one.client, one.times, one.total_s, one.most_s) for one in held] == [(2, 2, 4.0, 2.5), (1, 1, 0.5, 0.5)]
     late = {"time": 99.0, "direction": "up", "peer": "client 7", "kind": "RESULT", "round": 2}
     assert stragglers([*lines, late, {"kind": "TASK"}, {"peer": "client x", "round": 1}]) == (calls, held)
+    again = {
+        **lines[-1],
+        "round": 2,
+        "peer": "client 0",
+        "time": 9.9,
+    }  # a client whose connection was cut sends its answer again
+    assert stragglers([*lines, again]) == (calls, held)
 
 
 def test_time_of_clients_is_their_spans_and_the_rest() -> None:
