@@ -167,11 +167,13 @@ def epsilon_spent(view: RunView) -> Figure:
     if not curves:
         return Figure("epsilon", title, why="no client's epsilon is finite: the run is unprotected")
     caption = "All charges of each client up to that round, composed."
+    if endless := sum(value is None for value in view.spent[rounds[-1]]):
+        caption += f" That of {endless} client{'' if endless == 1 else 's'} is not finite."
     if len(curves) > CURVES:
         data = quantile_lines({at: view.spent[at] for at in rounds}, "{:.3g}")
         caption += f" Quantiles of the clients, which have {len(curves):,} different curves."
     else:
-        single = len(curves) == 1
+        single = len(curves) == 1 and not endless
         data = [
             round_line(_who(sorted(who), single), rounds, list(curve), {"color": colour(index), "width": 2})
             for index, (curve, who) in enumerate(curves.items())

@@ -13,6 +13,7 @@ from dpcfl_net.core.runlog import parse
 from dpcfl_net.results.compare import dotted, word
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, actual_state, mapping, numbers, read_mapping, whole
+from dpcfl_net.results.run_view import largest
 
 RUNNING, FINISHED = "running", "finished"
 FIRST_LINE = 1 << 20  # bytes of metrics.jsonl that are read for its first line
@@ -32,7 +33,7 @@ class Overview:
         epsilon: Promised epsilon; None if it is infinite or not stated.
         stated: True if the run states an epsilon, finite or not.
         insecure: True if the stated epsilon does not hold.
-        spent: Largest epsilon that a client has spent so far; None if not written yet.
+        spent: Largest epsilon that a client has spent so far; None if not written yet, or not finite.
         mean: Mean accuracy after the last evaluated round, 0 to 1.
         worst: Accuracy of the worst client.
         minority: Accuracy of the minority cluster.
@@ -106,7 +107,7 @@ class RunTail:
         state = actual_state(self._folder, run or prepared)
         if state != FINISHED or not final:
             self._read_metrics()
-        spent = [*numbers(self._spent, "epsilon_spent_by_client"), number(privacy.get("epsilon_spent"))]
+        spent = [largest(numbers(self._spent, "epsilon_spent_by_client")), number(privacy.get("epsilon_spent"))]
         earlier = {} if state == FINISHED and final else self._observed
         said = {**earlier, **{key: value for key, value in final.items() if value is not None}}
         return Overview(

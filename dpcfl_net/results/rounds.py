@@ -12,7 +12,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.cost_estimate import is_evaluated
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, whole
-from dpcfl_net.results.run_view import sort_clusters, sort_metrics
+from dpcfl_net.results.run_view import largest, sort_clusters, sort_metrics
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class RoundMetrics:
         assignment: Cluster of each client at the server; None for a client without one.
         clusters: Number of clusters that the server keeps.
         ari: Adjusted Rand index of the server's clusters against the true ones.
-        epsilon_spent: Largest epsilon that a client has spent; not computed in every round, but always at the end.
+        epsilon_spent: Largest epsilon that a client has spent, None if one has no finite one; not computed in every round, but always
+            at the end.
         missing: Clients that did not answer in time.
         late: Clients whose answer to an earlier round arrived in this round.
         away: Clients that were away by schedule.
@@ -99,7 +100,7 @@ class Tables:
             assignment=tuple(map(whole, listed(group, "assignment"))),
             clusters=whole(group.get("clusters")),
             ari=number(self.agreement.get(t, {}).get("ari")),
-            epsilon_spent=max((value for value in self.spent.get(t, []) if value is not None), default=None),
+            epsilon_spent=largest(self.spent.get(t, [])),
             missing=_clients(served, "missing"),
             late=_clients(served, "late"),
             away=_clients(served, "away"),

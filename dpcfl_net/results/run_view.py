@@ -236,6 +236,16 @@ def sort_metrics(
             served[at] = _repeated(served[at], line) if at in served else line
 
 
+def largest(spent: Sequence[float | None]) -> float | None:
+    """Return the largest epsilon of the clients; None if that of one is not finite, or none is known.
+
+    Args:
+        spent: Epsilon by client; None: not finite.
+    """
+    finite = [value for value in spent if value is not None]
+    return max(finite) if finite and len(finite) == len(spent) else None
+
+
 def _repeated(first: JsonLine, again: JsonLine) -> JsonLine:
     """Merge two lines of one round: a resumed run writes its last round again, and may repeat rounds.
 

@@ -15,7 +15,16 @@ from dpcfl_net.launch.cli.phases import Workers
 from dpcfl_net.launch.preparation import read_step
 from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
-from dpcfl_net.results.run_view import in_one_process, letter, roster_size, sizes, sort_clusters, sort_metrics, true_clusters
+from dpcfl_net.results.run_view import (
+    in_one_process,
+    largest,
+    letter,
+    roster_size,
+    sizes,
+    sort_clusters,
+    sort_metrics,
+    true_clusters,
+)
 
 ENDED, DEAD = ("finished", "interrupted", "failed"), "dead"  # states in run.json, and that of a run whose processes are gone
 ALL_CLIENTS = "all clients"  # the row of a run whose true clusters are unknown
@@ -81,9 +90,11 @@ class ProgressView:
             return ""
         if self.epsilon is None:
             return "inf"
-        spent = "at most" if self.epsilon_spent is None else f"{at_most(self.epsilon_spent, 3)} of"
+        if self.epsilon_spent is None:
+            return f"at most {at_most(self.epsilon)}"
         behind = self.epsilon_round is not None and self.epsilon_round < self.round
-        return f"{spent} {at_most(self.epsilon)}" + (f" after round {self.epsilon_round}" if behind else "")
+        spent = f"{at_most(self.epsilon_spent, 3)} of {at_most(self.epsilon)}"
+        return spent + (f" after round {self.epsilon_round}" if behind else "")
 
 
 def tail_progress(folder: Path | str) -> ProgressView:
@@ -244,7 +255,7 @@ class ProgressTail:
         return counts if any(counts) else []
 
     def _spent_after(self, at: int) -> float | None:
-        return max((value for value in self._spent.get(at, []) if value is not None), default=None)
+        return largest(self._spent.get(at, []))
 
     def _left(self, view: ProgressView) -> float | None:
         # In virtual time `seconds` are virtual, and `wall_s` are the real ones.

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from run_folder import privacy, run_json, write_lines, write_round, write_run, write_start
 
+import dpcfl_net as dpcfl
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import run_lock
+from dpcfl_net.launch.cli.progress import tail_progress
+from dpcfl_net.report.figures import epsilon_spent as epsilon_figure
 from dpcfl_net.report.served import epsilon, facts
 from dpcfl_net.results.listing import MOST_DEPTH, list_runs
 from dpcfl_net.results.overview import Overview, RunTail, fingerprint, of_sweep
-from dpcfl_net.results.run_view import read_unfinished
+from dpcfl_net.results.run_view import read_run, read_unfinished
 
 
 def places(root: Path) -> list[str]:
@@ -55,7 +58,7 @@ def test_key_figures_of_a_growing_run(tmp_path: Path) -> None:
         assert (tail.read().state, tail.read().done, tail.read().mean) == ("running", 0, None)
         before = fingerprint(folder)
         write_round(folder, 1, 6)
-        write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "epsilon_spent_by_client": [1.5, None, 2.25]}])
+        write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "epsilon_spent_by_client": [1.5, 0.0, 2.25]}])
         assert fingerprint(folder) != before
         one = tail.read()
         write_round(folder, 2, 6)
@@ -70,6 +73,25 @@ def test_key_figures_of_a_growing_run(tmp_path: Path) -> None:
     (folder / "run.json").unlink()
     (folder / "metrics.jsonl").write_bytes(b"")  # another run took the place
     assert tail.read().mean is None
+
+
+def test_the_largest_epsilon_is_not_that_of_the_clients_with_a_finite_one(tmp_path: Path) -> None:
+    """Null in a line is an infinite epsilon, such as of a client whose ledger is damaged: the largest of the others was shown."""
+    folder = write_start(tmp_path / "run", 6)
+    write_round(folder, 1, 6)
+    write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "epsilon_spent_by_client": [1.5, None, 2.25]}])
+    (one,) = dpcfl.open_run(folder).rounds
+    assert one.epsilon_spent is None
+    assert RunTail(folder).read().spent is None
+    assert tail_progress(folder).epsilon_text == "at most 5"
+    figure = epsilon_figure(read_run(folder))
+    assert figure.spec is not None
+    assert [trace["name"] for trace in figure.spec["data"]] == ["client 0", "client 2", "promised"]
+    assert figure.caption.endswith("That of 1 client is not finite.")
+    write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "epsilon_spent_by_client": [1.5, None, 1.5]}])
+    figure = epsilon_figure(read_run(folder))
+    assert figure.spec is not None
+    assert figure.spec["data"][0]["name"] == "clients 0, 2"
 
 
 def test_key_figures_of_a_finished_run_are_those_of_run_json(tmp_path: Path) -> None:
