@@ -59,10 +59,15 @@ class Row:
         return sum(judged), len(judged)
 
 
+def distinct(results: Iterable[Result]) -> list[Result]:
+    """Drop duplicates of a run, such as one that two sweeps share, also under another path."""
+    return list({result.folder.resolve(): result for result in results}.values())
+
+
 def rows(results: Iterable[Result]) -> list[Row]:
     """Group runs that differ only in their seed, in order of first appearance; duplicates of a run are dropped."""
     found: dict[str, list[Result]] = {}
-    for result in {result.folder.resolve(): result for result in results}.values():
+    for result in distinct(results):
         found.setdefault(repr(sorted(dotted(result.settings).items())), []).append(result)
     return [Row(tuple(group), dotted(group[0].settings)) for group in found.values()]
 

@@ -25,7 +25,7 @@ class Comparison:
     """A comparison of finished runs.
 
     Attributes:
-        results: The runs.
+        results: The runs, each once.
         apart: Dotted keys of swept settings: runs with different values there are not compared with each other.
         marked: Runs that are not comparable with the others, each with the differences.
         target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
@@ -43,7 +43,7 @@ class Comparison:
         """Read the folders of runs and sweeps.
 
         Args:
-            folders: Run folders, and folders of sweeps for all their finished runs.
+            folders: Run folders, and folders of sweeps for all their finished runs; a run that several sweeps share counts once.
             force: Keep runs whose privacy or data differ, with a mark.
             fairness: Add F_acc and F_loss; trains models without privacy unless this host has them cached.
             target: Mean accuracy in (0, 1] whose first reaching is timed; None: one that all runs reached.
@@ -70,6 +70,7 @@ class Comparison:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
+        results = compare.distinct(results)
         found = cls(tuple(results), tuple(apart), compare.unequal(results, apart), target)
         if found.marked and not force:
             raise compare.refusal(found.marked)

@@ -384,6 +384,26 @@ def test_a_mean_over_some_of_the_runs_says_over_how_many(tmp_path):
         assert all(pages.numeric_columns(table.without_empty_columns())[2:])
 
 
+def test_points_are_means_and_shares_of_the_runs_of_a_row(tmp_path):
+    accuracies, found = (0.5, 0.5, 0.8), (True, False, False)
+    folders = [
+        write_result(
+            tmp_path / f"{e}-{seed}", seed=seed, accuracy=own, privacy={"epsilon": e}, final={"clusters_recovered": judged}
+        )
+        for e in (3, 8)
+        for seed, (own, judged) in enumerate(zip(accuracies, found, strict=True))
+    ]
+    rows = compare.rows(map(read_result, folders))
+    for shown, across in ((rows, "x"), (rows[:1], "y")):  # against epsilon, and by row
+        drawn_of = {figure.key: figure.spec["data"] for figure in sweep_figures(shown)}
+        for key, by_hand in (("accuracy_mean", 60), ("accuracy_minority", 58), ("accuracy_worst", 55)):
+            mean = drawn_of[key][-1]
+            assert mean["y" if across == "x" else "x"] == pytest.approx([by_hand] * len(shown))
+        (bars,) = drawn_of["clusters_recovered"]
+        assert bars["x"] == pytest.approx([1 / 3] * len(shown))
+        assert bars["text"] == ["1 of 3"] * len(shown)
+
+
 def test_a_figure_of_no_run_says_why(tmp_path):
     missing = {"accuracy_minority": None, "minority_recovered": None}
     found = sweep_figures(compare.rows([read_result(write_result(tmp_path / "a", final=missing))]))
@@ -561,6 +581,16 @@ def test_a_sweeps_page_draws_accuracy_against_epsilon_and_recovery(swept):
     assert dpcfl("report", swept).stdout.strip() == str(page)
     refused = dpcfl("report", swept, "--alone", swept)
     assert (refused.returncode, "--alone is for the report of a run" in refused.stderr) == (2, True)
+
+
+def test_a_run_that_two_sweeps_share_is_one_line_of_the_records_and_of_the_csv_file(tmp_path):
+    """The table had it once, records and CSV file twice."""
+    runs = [write_result(tmp_path / f"{seed}", seed=seed) for seed in range(3)]
+    sweeps = [write_sweep_folder(tmp_path / name, {"seed": [0, 1]}, own) for name, own in (("a", runs[:2]), ("b", runs[1:]))]
+    comparison = Comparison.of([*sweeps, tmp_path / "." / "2"])
+    assert [one["seed"] for one in comparison.records] == [0, 1, 2]
+    assert [line["seed"] for line in csv.DictReader(io.StringIO(comparison.to_csv()))] == ["0", "1", "2"]
+    assert (len(comparison), comparison.rows[0]["runs"]) == (3, "3")
 
 
 def test_a_sweep_over_data_compares_runs_on_the_same_data(tmp_path):
