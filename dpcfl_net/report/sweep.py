@@ -232,7 +232,7 @@ def _against_epsilon(key: str, title: str, series: Sequence[Series]) -> Figure:
 
 
 def _line(key: str, name: str, rows: Sequence[Row], index: int) -> list[dict[str, Any]]:
-    """Band, single runs and mean; an unprotected run is a horizontal line."""
+    """Band, single runs and mean; the line of an unprotected run is dotted."""
     points = [(float(row.settings["privacy.epsilon"]), [100 * value for value in row.values(key)], row) for row in rows]
     points = [(x, values, row) for x, values, row in points if values]
     if not points:
