@@ -395,9 +395,15 @@ def test_points_are_means_and_shares_of_the_runs_of_a_row(tmp_path):
     ]
     rows = compare.rows(map(read_result, folders))
     for shown, across in ((rows, "x"), (rows[:1], "y")):  # against epsilon, and by row
-        drawn_of = {figure.key: figure.spec["data"] for figure in sweep_figures(shown)}
-        for key, by_hand in (("accuracy_mean", 60), ("accuracy_minority", 58), ("accuracy_worst", 55)):
+        figures_of = {figure.key: figure for figure in sweep_figures(shown)}
+        drawn_of = {key: figure.spec["data"] for key, figure in figures_of.items()}
+        for key, by_hand, word in (
+            ("accuracy_mean", 60, "Mean"),
+            ("accuracy_minority", 58, "minority"),
+            ("accuracy_worst", 55, "worst"),
+        ):
             mean = drawn_of[key][-1]
+            assert word in figures_of[key].title
             assert mean["y" if across == "x" else "x"] == pytest.approx([by_hand] * len(shown))
         (bars,) = drawn_of["clusters_recovered"]
         assert bars["x"] == pytest.approx([1 / 3] * len(shown))

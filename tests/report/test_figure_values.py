@@ -1,0 +1,102 @@
+"""Values of the report's figures and sentences, by hand from the lines of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folder import privacy, true_clusters, write_lines, write_start
+
+from dpcfl_net.report import figures
+from dpcfl_net.report.figures import Figure
+from dpcfl_net.report.lead import privacy_facts
+from dpcfl_net.report.server_view import two_views
+from dpcfl_net.results.run_view import RunView, read_run
+
+Lines = list[dict[str, Any]]
+
+
+def view_of(folder: Path, metrics: Lines, clusters: Lines | None = None) -> RunView:
+    write_start(folder)
+    write_lines(folder / "metrics.jsonl", metrics)
+    write_lines(folder / "clusters.jsonl", clusters or [])
+    return read_run(folder)
+
+
+def traces(figure: Figure) -> dict[str, dict[str, Any]]:
+    assert figure.spec is not None
+    return {trace["name"]: trace for trace in figure.spec["data"]}
+
+
+def test_quantiles_are_those_of_the_clients_with_a_value() -> None:
+    lines = figures.quantile_lines({1: [*range(20, -1, -1), None], 2: [None], 3: [5.0]}, "{:g}")
+    assert [line["y"][0] for line in lines] == [0, 2, 10, 18, 20]
+    assert [line["x"] for line in lines] == [[1, 3]] * 5
+    assert [line["name"] for line in lines][::2] == ["least", "median", "largest"]
+
+
+@pytest.mark.parametrize(
+    ("most", "unit", "share"), [(999, "bytes", 1), (1_500, "kB", 1e3), (2_000_000, "MB", 1e6), (3_000_000_000, "GB", 1e9)]
+)
+def test_bytes_of_both_sides_have_the_unit_of_the_largest(tmp_path: Path, most: int, unit: str, share: float) -> None:
+    figure = figures.traffic(view_of(tmp_path / "run", [{"view": "server", "round": 1, "bytes_up": 500, "bytes_down": most}]))
+    found = traces(figure)
+    assert found["from clients (up)"]["y"] == [500 / share]
+    assert found["to clients (down)"]["y"] == [most / share]
+    assert figure.spec is not None
+    assert figure.spec["layout"]["yaxis"]["title"]["text"] == unit
+
+
+def test_clients_with_different_epsilons_have_a_line_each_below_the_promised_one(tmp_path: Path) -> None:
+    spent = [[2.0] * 20 + [2.04], [3.0] * 20 + [3.1]]
+    lines = [{"view": "server", "round": t, "epsilon_spent_by_client": own} for t, own in enumerate(spent, start=1)]
+    view = view_of(tmp_path / "run", lines)
+    view.run = {"privacy": privacy(epsilon=5)}
+    found = traces(figures.epsilon_spent(view))
+    assert found["clients 0, 1, 2, 3, 4, 5, ..."]["y"] == [2.0, 3.0]
+    assert found["client 20"]["y"] == [2.04, 3.1]
+    assert (found["promised"]["x"], found["promised"]["y"]) == ([1, 40], [5, 5])
+
+
+def test_a_cluster_has_the_colour_of_the_true_cluster_with_which_it_shares_most_clients(tmp_path: Path) -> None:
+    true = true_clusters()
+    first = true.index(0)
+    # Cluster 0 holds one client of true cluster 0 and all of true cluster 1; cluster 1 holds the others of true cluster 0.
+    assignment = [{0: 1, 1: 0, 2: 2, 3: 3}[cluster] for cluster in true]
+    assignment[first] = 0
+    view = view_of(tmp_path / "run", [], [{"view": "server", "round": 1, "assignment": assignment}])
+    colours = figures.colour_indices(view)
+    assert figures.group_colours(view) == {0: colours[1], 1: colours[0], 2: colours[2], 3: colours[3]}
+
+
+def test_answers_that_are_late_are_not_those_of_clients_that_are_away(tmp_path: Path) -> None:
+    lines = [
+        {"view": "server", "round": 1, "seconds": 2.0, "missing": [3], "late": [4, 5], "away": [], "bytes_up": 1},
+        {"view": "server", "round": 2, "seconds": 4.0, "missing": [], "late": [], "away": [1, 2, 6], "bytes_up": 1},
+    ]
+    row = next(row for row in two_views(view_of(tmp_path / "run", lines)) if row[0] == "Time")
+    assert (
+        row[1]
+        == "2 rounds answered, 3.0 s each; 1 answer missing; 2 answers after the deadline, set aside; 3 away by schedule."
+    )
+
+
+def test_a_promise_to_whole_clients_says_nothing_of_one_record() -> None:
+    sample, client = (
+        dict(privacy_facts(privacy(unit=unit, epsilon_replace_one=9.9)))["Promise"] for unit in ("sample", "client")
+    )
+    assert sample.endswith("; 9.9 if a record may be exchanged for another")
+    assert "record" not in client
+
+
+def test_the_time_of_the_workers_has_no_faults_that_were_injected(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    view = view_of(folder, [{"view": "server", "round": 1, "seconds": 2.0, "bytes_up": 1}])
+    view.spans = [
+        {"who": "client 0", "what": "train", "round": 1, "start": 0.0, "end": 3.0},
+        {"who": "client 1", "what": "send", "round": 1, "start": 0.0, "end": 1.0},
+        {"who": "client 1", "what": "fault stop", "round": 1, "start": 1.0, "end": 9.0, "fault": "stop"},
+        {"who": "coordinator", "what": "wait", "round": 1, "start": 0.0, "end": 9.0},
+    ]
+    assert two_views(view)[-1][2] == "Workers' time: train 75 %, send 25 %."
