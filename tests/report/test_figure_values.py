@@ -9,9 +9,11 @@ import pytest
 from run_folder import privacy, true_clusters, write_lines, write_start
 
 from dpcfl_net.report import figures
+from dpcfl_net.report.client_figures import accuracy_by_client
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.lead import privacy_facts
 from dpcfl_net.report.server_view import two_views
+from dpcfl_net.report.time_section import time_of_clients, time_tables
 from dpcfl_net.results.run_view import RunView, read_run
 
 Lines = list[dict[str, Any]]
@@ -100,3 +102,45 @@ def test_the_time_of_the_workers_has_no_faults_that_were_injected(tmp_path: Path
         {"who": "coordinator", "what": "wait", "round": 1, "start": 0.0, "end": 9.0},
     ]
     assert two_views(view)[-1][2] == "Workers' time: train 75 %, send 25 %."
+
+
+def test_rounds_whose_secure_sum_was_aborted_are_counted_and_named(tmp_path: Path) -> None:
+    said = ("ok", "3 of 8 clients sent keys, needs 6", "ok")
+    lines = [{"view": "server", "round": t, "diagnostics": {"secure sum": text}} for t, text in enumerate(said, start=1)]
+    row = next(row for row in two_views(view_of(tmp_path / "run", [], lines)) if row[0] == "Secure sums")
+    assert row[1] == f"Complete in 2 of 3 rounds. Aborted, so that models stayed: round 2: {said[1]}."
+
+
+def test_delays_of_a_client_are_its_total_mean_and_longest(tmp_path: Path) -> None:
+    view = view_of(tmp_path / "run", [])
+    for t, wait in ((1, 1.0), (2, 4.0)):
+        for client, answered in ((0, 2.0), (1, 2.0 + wait)):
+            common = {"peer": f"client {client}", "round": t, "bytes": 1}
+            view.messages.append({"time": 10.0 * t, "kind": "TASK", "direction": "down", **common})
+            view.messages.append({"time": 10.0 * t + answered, "kind": "RESULT", "direction": "up", **common})
+    (table,) = (table for table in time_tables(view) if "client" in table.columns)
+    assert table.rows == [["1", "2", "5.00", "2.50", "4.00"]]
+    assert table.columns == ["client", "times last", "total, s", "mean, s", "longest, s"]
+
+
+def test_with_many_clients_the_busiest_and_the_worst_are_shown(tmp_path: Path) -> None:
+    accuracies = [client / 100 for client in range(60)]
+    metrics: Lines = [
+        {"view": "server", "round": 1, "seconds": 99.0, "bytes_up": 1},
+        {"view": "observer", "round": 1, "accuracy_by_client": accuracies},
+    ]
+    view = view_of(tmp_path / "run", metrics)
+    view.spans = [
+        {"who": f"client {client}", "what": what, "round": 1, "start": start, "end": start + 1.0 + client}
+        for client in range(60)
+        for what, start in (("receive", 0.0), ("train", 70.0))
+    ]
+    busy = traces(time_of_clients(view))["compute"]
+    assert (busy["y"][0], busy["y"][-1], len(busy["y"])) == ("client 20", "client 59", 40)
+    worst = accuracy_by_client(view, {0: 0.0, 1: 0.02})
+    shown = [x for name, trace in traces(worst).items() if "alone" not in name for x in trace["x"]]
+    assert sorted(shown) == pytest.approx([*range(40)])
+    assert traces(worst)["worse than alone"]["x"] == [1.0]  # client 0 fares as well as alone
+    assert worst.caption.startswith(
+        "After round 1, on each client's own test data. The 40 worst of 60 clients. 1 of 40 clients fare"
+    )

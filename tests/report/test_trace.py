@@ -53,6 +53,8 @@ def test_a_trace_keeps_the_format_and_shows_every_process(usual: Path) -> None:
     assert rounds[0]["args"]["bytes_up"] == 21 * 116_000
     curve = [event["args"]["mean"] for event in found if event["ph"] == "C" and event["name"] == "accuracy"]
     assert len(curve) == 5
+    measured = [event["ts"] for event in found if event["ph"] == "C" and event["name"] == "accuracy"]
+    assert measured == [one["ts"] + one["dur"] for one in rounds]  # of the models after the round
     traffic = [(event["ts"], event["args"]["up"]) for event in found if event["ph"] == "C" and event["name"] == "bytes"]
     end = rounds[-1]["ts"] + rounds[-1]["dur"]
     assert traffic == [*((event["ts"], 21 * 116_000) for event in rounds), (end, 0)]
