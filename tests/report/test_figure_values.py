@@ -9,7 +9,7 @@ import pytest
 from run_folder import privacy, true_clusters, write_lines, write_start
 
 from dpcfl_net.report import figures
-from dpcfl_net.report.client_figures import accuracy_by_client
+from dpcfl_net.report.client_figures import accuracy_by_client, accuracy_of_clients_by_round
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.lead import privacy_facts
 from dpcfl_net.report.server_view import two_views
@@ -144,3 +144,13 @@ def test_with_many_clients_the_busiest_and_the_worst_are_shown(tmp_path: Path) -
     assert worst.caption.startswith(
         "After round 1, on each client's own test data. The 40 worst of 60 clients. 1 of 40 clients fare"
     )
+
+
+def test_of_many_rounds_the_last_one_is_drawn(tmp_path: Path) -> None:
+    lines: Lines = [{"view": "observer", "round": t, "accuracy_by_client": [t / 200] * 2} for t in range(1, 123)]
+    figure = accuracy_of_clients_by_round(view_of(tmp_path / "run", lines))
+    assert figure.spec is not None
+    (map_,) = figure.spec["data"]
+    assert map_["x"] == [*range(2, 123, 3)]
+    assert [row[-1] for row in map_["z"]] == pytest.approx([61, 61])
+    assert figure.caption.endswith("Every 3 rounds.")

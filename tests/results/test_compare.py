@@ -20,7 +20,7 @@ from scipy import stats
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
 from dpcfl_net.launch.cli.compare import show
-from dpcfl_net.report import figures, pages
+from dpcfl_net.report import figures, overlay, pages
 from dpcfl_net.report.sweep import figures as sweep_figures
 from dpcfl_net.report.sweep import write_sweep
 from dpcfl_net.results import compare, compare_table, table_text
@@ -408,6 +408,16 @@ def test_points_are_means_and_shares_of_the_runs_of_a_row(tmp_path):
         (bars,) = drawn_of["clusters_recovered"]
         assert bars["x"] == pytest.approx([1 / 3] * len(shown))
         assert bars["text"] == ["1 of 3"] * len(shown)
+
+
+def test_lines_of_one_algorithm_have_its_colour_and_a_dash_for_each_epsilon(tmp_path):
+    folders = [
+        write_result(tmp_path / f"{name}{e}", name, privacy={"epsilon": e}) for name in ("global", "local") for e in (1, 3, 8)
+    ]
+    found = overlay.styles(compare.rows(map(read_result, folders)), [*["global"] * 3, *["local"] * 3])
+    assert [style.colour for style in found] == [*["@c0"] * 3, *["@c1"] * 3]
+    assert [style.dash for style in found] == ["solid", "dash", "dashdot"] * 2
+    assert [style.name for style in found][:3] == ["global, epsilon 1", "global, epsilon 3", "global, epsilon 8"]
 
 
 def test_a_figure_of_no_run_says_why(tmp_path):
@@ -813,7 +823,7 @@ def test_time_to_accuracy_is_beside_the_rounds_to_it(tmp_path):
     assert (done.returncode, "seconds to 70 %" in done.stdout) == (0, True), done.stderr
     traces = drawn(page)["accuracy-time"]["data"]
     assert [trace["x"][-1] for trace in traces[:3]] == [6.0, 6.0, 30.0]
-    assert traces[-1]["name"] == "target 70 %"
+    assert (traces[-1]["name"], traces[-1]["x"], traces[-1]["y"]) == ("target 70 %", [0, 30], pytest.approx([70, 70]))
 
 
 def test_settings_of_one_client_have_readable_columns(tmp_path):
