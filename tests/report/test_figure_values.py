@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from run_folder import privacy, true_clusters, write_lines, write_start
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report import figures
+from dpcfl_net.report.alone import accuracy_alone
 from dpcfl_net.report.client_figures import accuracy_by_client, accuracy_of_clients_by_round
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.lead import privacy_facts
 from dpcfl_net.report.server_view import two_views
+from dpcfl_net.report.settings import settings
 from dpcfl_net.report.time_section import time_of_clients, time_tables
 from dpcfl_net.results.run_view import RunView, read_run
 
@@ -154,3 +158,24 @@ def test_of_many_rounds_the_last_one_is_drawn(tmp_path: Path) -> None:
     assert map_["x"] == [*range(2, 123, 3)]
     assert [row[-1] for row in map_["z"]] == pytest.approx([61, 61])
     assert figure.caption.endswith("Every 3 rounds.")
+
+
+def test_the_settings_of_a_page_do_not_show_the_secret_of_seeded_noise(tmp_path: Path) -> None:
+    view = view_of(tmp_path / "run", [])
+    view.config["privacy"] = {"epsilon": 5, "noise_seed": "5eed" * 16}
+    assert dict(settings(view))["privacy"] == [("epsilon", "5"), ("noise_seed", "secret, not shown here")]
+
+
+@pytest.mark.parametrize("key", ["seed", "data", "model", "privacy"])
+def test_clients_alone_are_those_of_a_run_with_the_same_data_model_and_privacy(tmp_path: Path, key: str) -> None:
+    view = view_of(tmp_path / "run", [])
+    view_of(tmp_path / "local", [{"view": "observer", "round": 1, "accuracy_by_client": [0.5, None, 0.25]}])
+    settings_of = (tmp_path / "local" / "config.yaml").read_text().replace("r-dpcfl", "local")
+    (tmp_path / "local" / "config.yaml").write_text(settings_of)
+    document = json.loads((tmp_path / "local" / "protocol.json").read_text())
+    (tmp_path / "local" / "protocol.json").write_text(json.dumps({**document, "algorithm": "local"}))
+    (tmp_path / "local" / "run.json").unlink(missing_ok=True)
+    assert accuracy_alone(view, tmp_path / "local") == {0: 0.5, 2: 0.25}
+    view.config[key] = "another"
+    with pytest.raises(ConfigError, match=f"not comparable with .*: {key} of config.yaml differ"):
+        accuracy_alone(view, tmp_path / "local")

@@ -666,6 +666,7 @@ def test_settings_of_the_data_read_like_words(finished: Path) -> None:
         (size(97e6), "97.0 MB"),
         (size(3.2e9), "3.20 GB"),
         (duration(4.12), "4.1 s"),
+        (duration(60), "1:00"),
         (duration(187), "3:07"),
         (duration(3765), "1:02:45"),
         (tiny(9.4e-25), "below 1e-10"),
