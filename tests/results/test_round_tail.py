@@ -35,12 +35,13 @@ def test_the_observer_is_not_waited_for_in_rounds_that_it_does_not_evaluate(tmp_
 
 
 def test_a_round_comes_with_the_figures_of_all_files(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [{**served(1), "missing": [2], "time": 7.0}, observed(1)])
+    shares = {"accuracy_worst": 0.02, "accuracy_minority": 0.03, "accuracy_central": 0.04, "loss_mean": 2.5}
+    write_lines(tmp_path / "metrics.jsonl", [{**served(1), "missing": [2], "time": 7.0}, {**observed(1), **shares}])
     write_lines(tmp_path / "clusters.jsonl", [{"view": "server", "round": 1, "assignment": [0, None, 1], "clusters": 2}])
     write_lines(tmp_path / "clusters.jsonl", [{"view": "observer", "round": 1, "ari": 0.5}])
     assert RoundTail(tmp_path, 9).new() == [
         RoundMetrics(
             1, 9, accuracy=0.1, assignment=(0, None, 1), clusters=2, ari=0.5, missing=(2,), seconds=1.0, bytes_up=10,
-            bytes_down=5, time=7.0,
+            bytes_down=5, time=7.0, accuracy_worst=0.02, accuracy_minority=0.03, accuracy_central=0.04, loss=2.5,
         )
     ]  # fmt: skip
