@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,16 @@ from dpcfl_net.core.files import check_fields
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.round_times import Point, accuracy_curve, elapsed_by_round
-from dpcfl_net.results.run_files import JsonLine, JsonlTail, actual_state, mapping, read_mapping, resume_command, whole
+from dpcfl_net.results.run_files import (
+    JsonLine,
+    JsonlTail,
+    actual_state,
+    completed_rounds,
+    mapping,
+    read_mapping,
+    resume_command,
+    whole,
+)
 from dpcfl_net.results.run_view import is_run, sort_metrics
 
 # Required fields.
@@ -77,9 +87,10 @@ def read_result(folder: Path) -> Result:
         hint = f"; for the runs in it give {folder}/*" if within else ""
         raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}{hint}")
     if run.get("state") != "finished":
-        rounds = run.get("rounds_done", 0)
-        done = f"{actual_state(folder, run)} after {rounds} round{'' if rounds == 1 else 's'}"
-        raise ConfigError(f"{folder} is {done}; only finished runs can be compared: {resume_command(folder)}")
+        state, rounds = actual_state(folder, run), completed_rounds(folder, run)
+        done = f"{state} after {rounds} round{'' if rounds == 1 else 's'}"
+        command = f"dpcfl watch {shlex.quote(str(folder))}" if state == "running" else resume_command(folder)
+        raise ConfigError(f"{folder} is {done}; only finished runs can be compared: {command}")
     check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)
     privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"
     check_fields(privacy, path, {"epsilon": (float,)})

@@ -312,7 +312,7 @@ class RunData:
             The checks; `check.holds` is False for one that fails and None where there is nothing to check.
 
         Raises:
-            ConfigError: If `operator_key` is malformed, or the run folder has no key.
+            ConfigError: If `operator_key` is malformed, the run folder has no key, or the run is running.
         """
         return verify_run(self.path, operator_key)
 

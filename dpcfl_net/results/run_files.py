@@ -102,6 +102,23 @@ def actual_state(folder: Path, run: Mapping[str, Any]) -> str:
         return state
 
 
+def completed_rounds(folder: Path, run: Mapping[str, Any]) -> int:
+    """Return the number of completed rounds: run.json holds it after the end of a run, metrics.jsonl before.
+
+    Args:
+        folder: Run folder.
+        run: Content of run.json.
+
+    Raises:
+        ConfigError: If metrics.jsonl cannot be read.
+    """
+    ended = whole(run.get("rounds_done")) or 0
+    if run.get("state") != "running":
+        return ended
+    lines = JsonlTail(RunFolder(folder).metrics).new()
+    return max((whole(line.get("round")) or 0 for line in lines if "bytes_up" in line), default=ended)
+
+
 def listed(line: JsonLine, key: str) -> list[Any]:
     """Return a list field, or an empty list."""
     found = line.get(key)

@@ -28,7 +28,7 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.results.epsilon_spent import clients_that_lack_charges, epsilon_curves, paying_ledgers
 from dpcfl_net.results.number_format import at_most, number
-from dpcfl_net.results.run_files import actual_state, mapping, report_command
+from dpcfl_net.results.run_files import actual_state, completed_rounds, mapping, report_command
 
 # Fields of run.json and sections of config.yaml that the program reads.
 RUN_FIELDS: dict[str, tuple[type, ...]] = {
@@ -232,17 +232,20 @@ def read_document(folder: Path) -> dict[str, Any]:
     """Read run.json.
 
     Returns:
-        The document; empty if the file is missing. State "running" becomes "interrupted" if no process holds the folder.
+        The document; empty if the file is missing. State "running" becomes "interrupted" if no process holds the folder, and
+        `rounds_done` of a run without a recorded end counts the rounds in metrics.jsonl.
 
     Raises:
-        ConfigError: If the file is damaged.
+        ConfigError: If the file is damaged, or metrics.jsonl cannot be read.
     """
     path = RunFolder(folder).run
     try:
         document = read_object(path, RUN_FIELDS) if path.exists() else {}
     except ConfigError as error:
         raise ConfigError(f"{error}; write it again with: {report_command(folder)}") from None
-    return {**document, "state": actual_state(folder, document)} if "state" in document else document
+    if "state" not in document:
+        return document
+    return {**document, "state": actual_state(folder, document), "rounds_done": completed_rounds(folder, document)}
 
 
 def add_not_covered(folder: Path, line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.locks import is_held
 from dpcfl_net.core.protocol import FORMAT
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import is_operator_key, read_operator_key
@@ -70,10 +72,14 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
         The checks in order.
 
     Raises:
-        ConfigError: If the folder is not a run folder or has no operator key, or if `operator_key` is malformed.
+        ConfigError: If the folder is not a run folder, is running, or has no operator key, or if `operator_key` is malformed.
     """
     files = RunFolder(folder)
     files.require(files.protocol)
+    if is_held(folder):  # ledgers and transcript would be read at different times, and differ
+        raise ConfigError(
+            f"{folder} is running: verify it after it has ended; until then: dpcfl watch {shlex.quote(str(folder))}"
+        )
     if operator_key is not None and not (isinstance(operator_key, str) and is_operator_key(operator_key)):
         raise ConfigError(f"operator_key is {shown(operator_key)}: must be an operator's public key, 64 hex digits")
     operator = read_operator_key(files.operator_key) if operator_key is None else operator_key
