@@ -1,5 +1,22 @@
 """The command line."""
 
-from dpcfl_net.launch.cli.commands import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit, quietly with 130 if Ctrl-C comes while the commands are still imported.
+
+    Args:
+        arguments: Command line without the program's name; `sys.argv` if None.
+
+    Raises:
+        SystemExit: Always, with the exit code.
+    """
+    try:
+        from dpcfl_net.launch.cli.commands import main as run
+    except KeyboardInterrupt:
+        exec("")  # see the end of commands.main
+        sys.exit(130)
+    run(arguments)

@@ -1,10 +1,13 @@
-"""Ctrl-C ends a run whose first process still loads its libraries, however long that takes."""
+"""Ctrl-C ends a command that still loads its libraries, however long that takes."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
+from conftest import ROOT
 
 from dpcfl_net.launch.one_process import OneProcessRun
 from dpcfl_net.launch.placement import parents
@@ -59,3 +62,12 @@ def test_ctrl_c_ends_no_process_that_has_just_begun_and_prints_nothing(capfd):
     finally:
         server.close()
     assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_while_commands_are_imported_prints_nothing(tmp_path):
+    """With code 130, although CPython ends with SIGINT after one within an exec of text, as dataclasses make."""
+    (tmp_path / "typer.py").write_text("exec('raise KeyboardInterrupt')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "dpcfl_net", "configs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -22,7 +22,7 @@ from dpcfl_net.data.datasets import load
 from dpcfl_net.data.partition import DataSettings, open_rows, plan_slices
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.launch.cli import app
+from dpcfl_net.launch.cli.commands import app
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.report.page import write_report
 from dpcfl_net.results.attack_results import AttackResult, read_result, results

@@ -28,7 +28,7 @@ from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_s
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.client import Client
-from dpcfl_net.launch.cli import app
+from dpcfl_net.launch.cli.commands import app
 from dpcfl_net.results.attack_results import read_result
 from dpcfl_net.training import dpsgd_steps
 from dpcfl_net.transport.keys import make_keys

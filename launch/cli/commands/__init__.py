@@ -33,7 +33,7 @@ from dpcfl_net.launch.cli.commands import (
     tune,
     watch,
 )
-from dpcfl_net.launch.cli.commands.sections import SectionedGroup
+from dpcfl_net.launch.cli.commands.sections import SectionedGroup, description
 
 ATTACKS = "Measure privacy by attacks"
 # Commands by what one wants to do, in the order of `dpcfl --help`.
@@ -70,11 +70,11 @@ app = typer.Typer(
 )
 for _section, _commands in SECTIONS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_section, cls=CLASSES.get(_command))(_command)
+        app.command(help=description(_command), rich_help_panel=_section, cls=CLASSES.get(_command))(_command)
 for _name, (_section, _help, _commands) in GROUPS.items():
     _group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=_help)
     for _command in _commands:
-        _group.command()(_command)
+        _group.command(help=description(_command))(_command)
     app.add_typer(_group, name=_name, rich_help_panel=_section)
 
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperGroup
+
+
+def description(command: Callable[..., None]) -> str | None:
+    """Return the docstring of a command, from its source where Python drops docstrings, as under -OO."""
+    if command.__doc__ is not None:
+        return command.__doc__
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(command))).body
+    assert isinstance(function, ast.FunctionDef)
+    return ast.get_docstring(function)
 
 
 class SectionedGroup(TyperGroup):
