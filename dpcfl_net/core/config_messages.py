@@ -174,7 +174,8 @@ def _allowed(item: Mapping[str, Any]) -> str:
         return _ALLOWED[kind]
     if kind in _QUOTED and isinstance(value, str):
         words, number = _QUOTED[kind]
-        return f"must be {words}" + ("; write it without quotes" if _is_finite(number, value) else "")
+        quoted = value.isascii() and _is_finite(number, value)  # Python also reads other digits and spaces, YAML does not
+        return f"must be {words}" + ("; write it without quotes" if quoted else "")
     if kind == "literal_error":
         return f"must be {item['ctx']['expected']}"
     if kind == "string_type":

@@ -67,7 +67,8 @@ def parse(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" in line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{where} is not YAML: {error.problem or error.context}{line}") from None
+        problem = "a tab where YAML allows only spaces" if "'\\t'" in (error.problem or "") else error.problem or error.context
+        raise ConfigError(f"{where} is not YAML: {problem}{line}") from None
     except ReaderError as error:
         code = f"#x{ord(error.character):04x}" if isinstance(error.character, str) else f"#x{error.character:04x}"
         raise ConfigError(f"{where} is not YAML: character {code} at position {error.position} is not allowed") from None

@@ -215,7 +215,7 @@ def verify(
 ) -> None:
     """Check a run's signatures, ledgers and epsilon.
 
-    It also checks hash chains, the plan and the messages. The exit code is 3 if a check fails.
+    It also checks hash chains, the plan and the messages. The run must have ended. The exit code is 3 if a check fails.
     """
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.core.signing import read_operator_key
