@@ -25,7 +25,7 @@ from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.results.attack_results import AttackResult
-from dpcfl_net.results.summary import read_run_job
+from dpcfl_net.results.summary import data_root, read_run_job
 
 RECORDS = 100  # candidate members of each client by default, and as many non-members
 CHUNK = 64  # records whose gradients are held at once
@@ -62,7 +62,7 @@ def attack(folder: Path, measure: Measure = "cosine", records: int = RECORDS, ro
         folder: Run folder.
         measure: "cosine" or "loss".
         records: Largest number of members, and of non-members, of each client.
-        root: Folder of the data sets.
+        root: Folder of the data sets; None: that of the run.
 
     Returns:
         The result with AUC, true positive rates at low false positive rates, and a ROC curve.
@@ -81,7 +81,7 @@ def attack(folder: Path, measure: Measure = "cosine", records: int = RECORDS, ro
         raise ConfigError(f"model {protocol.model.name!r} of task {protocol.model.task}: must be a classifier")
     torch.set_num_threads(1)
     updates = read_updates(folder, job, protocol.rounds)
-    candidates = candidates_of(job, list(updates), records, root)
+    candidates = candidates_of(job, list(updates), records, data_root(folder, root))
     found, rounds = totals(protocol, updates, candidates, measure)
     if not found:
         why = f"must be at least {REFERENCES + 1} that started from one model"

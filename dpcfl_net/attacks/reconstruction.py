@@ -20,7 +20,7 @@ from dpcfl_net.data.slices import Slice
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.results.attack_results import AttackResult
-from dpcfl_net.results.summary import read_run_job
+from dpcfl_net.results.summary import data_root, read_run_job
 
 ROUNDS = 2  # first rounds used if updates are noisy; without noise one round is enough
 BY_CHANCE = 1 / 30_000  # probability with which labels that were guessed are said to be read more often than by chance
@@ -133,7 +133,7 @@ def attack(folder: Path, against: Path | None = None, records: int | None = None
         folder: Run folder.
         against: Second run folder, of the same data.
         records: Number of images to reconstruct; None: 6, or one of each client if there are fewer.
-        root: Folder of the data sets.
+        root: Folder of the data sets; None: that of the run.
 
     Returns:
         The result with a table and, if images were searched, a figure.
@@ -151,7 +151,7 @@ def attack(folder: Path, against: Path | None = None, records: int | None = None
     records = min(RECORDS, len(slices)) if records is None else records
     if not 1 <= records <= len(slices):
         raise ConfigError(f"records is {records}: must lie in 1..{len(slices)}, the clients whose updates were recorded")
-    truth = read_truth(recordings[0].job, root)
+    truth = read_truth(recordings[0].job, data_root(folder, root))
     why = next((why for recording in recordings if (why := no_image(recording)) is not None), None)
     outcomes = [_outcome(recording, truth, slices, [] if why else slices[:records]) for recording in recordings]
     return result(outcomes, truth, slices, slices[:records], why)

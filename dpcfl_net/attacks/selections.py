@@ -15,6 +15,7 @@ from dpcfl_net.attacks.recorded_choices import History, Recording, read_choices,
 from dpcfl_net.attacks.selection_guess import credit, posterior, predicted, right_after, votes_after
 from dpcfl_net.report.figures import axis, colour, spec
 from dpcfl_net.results.attack_results import AttackResult
+from dpcfl_net.results.summary import data_root
 
 SHOWN = (1, 2, 5, 10, 20, 50, 100)  # numbers of choices with a row in the table
 
@@ -84,7 +85,7 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
     Args:
         folder: Run folder.
         against: Second run folder.
-        root: Folder of the data sets.
+        root: Folder of the data sets; None: that of the run.
 
     Returns:
         The result with a table and a figure.
@@ -94,10 +95,12 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
         DataMissing: If the data set, the ground truth, is not available.
     """
     recording = read_choices(folder)
-    scores = true_scores(recording, root)
+    scores = true_scores(recording, data_root(folder, root))
     own = curves(recording, scores)
-    other = None if against is None else read_choices(against)
-    theirs = None if other is None else curves(other, true_scores(other, root))
+    other, theirs = None, None
+    if against is not None:
+        other = read_choices(against)
+        theirs = curves(other, true_scores(other, data_root(against, root)))
     sentences = _sentences(recording, own)
     if other is not None and theirs is not None:
         sentences.append(f"{other.name}, for comparison: {_measured(other, theirs)}.")

@@ -15,7 +15,7 @@ from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.run_files import JsonLine, item, listed, numbers
 from dpcfl_net.results.run_view import letter, read_run
-from dpcfl_net.results.summary import read_run_job, run_settings
+from dpcfl_net.results.summary import data_root, read_run_job
 from dpcfl_net.results.tables import Table
 
 
@@ -58,7 +58,7 @@ def client_summaries(folder: Path, root: str | None = None) -> list[ClientSummar
         DataMissing: As `datasets.load`.
     """
     experiment = read_run_job(folder).experiment
-    where = run_settings(folder)["data"]["root"] if root is None else root
+    where = data_root(folder, root)
     settings = DataSettings.model_validate(experiment.data)
     images = open_set(settings, where)
     pieces = plan_slices(settings, images, experiment.partition_seed)

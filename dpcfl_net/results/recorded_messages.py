@@ -28,7 +28,7 @@ def transcript_of(folder: Path) -> Path:
     """
     path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
+        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full runtime.federation=network")
     return path
 
 

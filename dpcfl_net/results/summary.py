@@ -78,6 +78,25 @@ def run_settings(folder: Path) -> dict[str, Any]:
     return dict(document)
 
 
+def data_root(folder: Path, given: str | None = None) -> str | None:
+    """Return the folder of the data sets of a run.
+
+    Args:
+        folder: Run folder.
+        given: A folder that replaces that of the run; None: `data.root` of config.yaml.
+
+    Returns:
+        The folder; None for the default one, also without config.yaml, as in a folder with the files of a job only.
+
+    Raises:
+        ConfigError: If config.yaml is damaged.
+    """
+    if given is not None or not RunFolder(folder).config.exists():
+        return given
+    root: str | None = run_settings(folder)["data"]["root"]
+    return root
+
+
 def flushes(runtime: Mapping[str, Any], job: Job) -> bool:
     """Return True if a run flushes its ledgers: one in a single process does only if a record book composes it with others.
 

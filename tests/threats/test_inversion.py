@@ -293,7 +293,9 @@ def test_mistakes_are_sentences(recorded, finished_run, tmp_path):
     bare.mkdir()
     for part in ("protocol.json", "roster.jsonl", "experiment.json"):
         (bare / part).write_bytes((recorded["raw"] / part).read_bytes())
-    with pytest.raises(ConfigError, match=r"no transcript\.msgpack: record the run with output\.transcript=full"):
+    with pytest.raises(
+        ConfigError, match=r"no transcript\.msgpack: record the run with output\.transcript=full runtime\.federation=network"
+    ):
         reconstruction.attack(bare)
     template = read_run_job(recorded["raw"]).protocol.model
     for other in ({"task": "regression", "classes": 1}, {"layout": template.layout[:-2]}):

@@ -27,11 +27,12 @@ def fetch(
         ),
     ],
     root: Annotated[Path | None, typer.Option(help="target folder (default: DPCFL_DATA, or the cache folder)")] = None,
-    mirror: Annotated[
-        str | None, typer.Option(metavar="URL", help="folder on a web server with the same files; checksums are compared")
-    ] = None,
+    mirror: Annotated[str | None, typer.Option(metavar="URL", help="folder on a web server with the same files")] = None,
 ) -> None:
-    """Download a data set from its official address and compare its checksum."""
+    """Download a data set.
+
+    It comes from its official address, or from --mirror; its checksums are compared.
+    """
     from dpcfl_net.data.datasets import fetch as download
     from dpcfl_net.launch.interrupts import Interrupts
 
