@@ -319,16 +319,18 @@ def loopback() -> Finding:
 def durable() -> Finding:
     """Measure a durable write in the current folder: every charge of a ledger needs it."""
     try:
-        took = _seconds_of_fsync()
+        took = _fsync_s()
     except OSError as error:
-        return _unwritable("disk", error)
+        found = f"cannot write in {Path.cwd()}: {reason(error)}"
+        return Finding("disk", "fails", found, "start commands in another folder, or give --out DIR")
     found = f"an fsync in {Path.cwd()} takes {1000 * took:.1f} ms; a client needs about six per round"
     if took > 0.1:
         return Finding("disk", "note", found, "put run folders on a local disk: --out DIR")
     return Finding("disk", "good", found)
 
 
-def _seconds_of_fsync() -> float:
+def _fsync_s() -> float:
+    """Seconds that a short durable write in the current folder takes."""
     import time
 
     with tempfile.TemporaryDirectory(dir=".") as folder:
@@ -343,11 +345,6 @@ def _seconds_of_fsync() -> float:
             os.close(handle)
 
 
-def _unwritable(subject: str, error: OSError) -> Finding:
-    found = f"no file can be written in the current folder: {reason(error)}"
-    return Finding(subject, "fails", found, "change to another folder, or put run folders elsewhere: --out DIR")
-
-
 def private_files() -> Finding:
     """Check that the file system restricts a key file to its owner."""
     try:
@@ -356,7 +353,7 @@ def private_files() -> Finding:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
             mode = path.stat().st_mode & 0o777
     except OSError as error:
-        return _unwritable("key files", error)
+        return Finding("key files", "note", f"not checked: cannot write in {Path.cwd()}: {reason(error)}")
     if mode != 0o600:
         return Finding(
             "key files",

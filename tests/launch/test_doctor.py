@@ -5,9 +5,12 @@ from __future__ import annotations
 import resource
 import shutil
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from conftest import dpcfl
+from full_disk import files_do_not_grow
 
 from dpcfl_net.launch.cli import doctor
 from dpcfl_net.training import nvidia_smi
@@ -74,10 +77,14 @@ def test_a_driver_that_does_not_answer_is_a_failure_with_its_fix(tmp_path, monke
     assert "runtime.device=cpu" in finding.fix
 
 
-def test_a_folder_that_cannot_be_written_is_a_failure_and_the_other_checks_follow(monkeypatch):
-    """The command ended at this check, with exit code 2."""
-    monkeypatch.chdir("/proc")
-    by_name = {finding.subject: finding for finding in doctor.examine(8)}
-    assert [by_name[name].verdict for name in ("disk", "key files")] == ["fails", "fails"]
-    assert "--out DIR" in by_name["disk"].fix
-    assert {"clock", "data sets", "other hosts"} <= set(by_name)
+@pytest.mark.parametrize("folder", ["/proc", "full"])
+def test_a_folder_that_cannot_be_written_is_a_finding_among_the_others(folder, monkeypatch, tmp_path):
+    """It ended the command with the name of a temporary file."""
+    monkeypatch.chdir(tmp_path if folder == "full" else folder)
+    with files_do_not_grow() if folder == "full" else nullcontext():
+        by_name = {finding.subject: finding for finding in doctor.examine(8)}
+    assert by_name["disk"].verdict == "fails"
+    assert by_name["disk"].found.startswith(f"cannot write in {Path.cwd()}: ")
+    assert by_name["disk"].fix == "start commands in another folder, or give --out DIR"
+    assert by_name["key files"].verdict == ("good" if folder == "full" else "note")
+    assert by_name["data sets"].found.startswith("digits")
