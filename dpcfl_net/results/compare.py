@@ -117,7 +117,9 @@ def terms(result: Result) -> dict[str, str]:
 
 def refusal(found: Mapping[Path, str]) -> ConfigError:
     """Build the error for runs that are not comparable, from the result of `unequal`."""
-    return ConfigError([f"{path.name}: {text}" for path, text in found.items()] + ["--force shows them with a mark"])
+    return ConfigError(
+        [f"{path.name}: {text}" for path, text in found.items()] + ["--force, or force=True in Python, shows them with a mark"]
+    )
 
 
 def statements(results: Iterable[Result]) -> tuple[list[str], list[str]]:

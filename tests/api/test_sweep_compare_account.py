@@ -91,7 +91,7 @@ def test_comparisons_are_tables(swept, tmp_path):
 
 
 def test_runs_of_different_privacy_are_not_compared(swept, with_epsilon):
-    with pytest.raises(api.ConfigError, match="--force shows them with a mark"):
+    with pytest.raises(api.ConfigError, match="--force, or force=True in Python, shows them with a mark"):
         api.compare([*swept, with_epsilon])
     marked = api.compare([*swept, with_epsilon], force=True)
     assert "NOT COMPARABLE" in str(marked)
