@@ -18,7 +18,8 @@ from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.peers import process
 from dpcfl_net.launch.bench.runs import Cost, rounds_done
 from dpcfl_net.launch.bench.timing import Sample, Spread, enough, interleave, timed
-from dpcfl_net.launch.cli import app, doctor
+from dpcfl_net.launch.cli import doctor
+from dpcfl_net.launch.cli.commands import app
 from dpcfl_net.transport.keys import aggregator_key
 
 QUICK = Options(quick=True, against=frozenset())

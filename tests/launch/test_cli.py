@@ -30,9 +30,9 @@ from dpcfl_net.transport.keys import make_keys
 
 def test_help_and_import_load_nothing_heavy():
     code = (
-        "import sys, dpcfl_net.launch.cli, dpcfl_net\n"
+        "import sys, dpcfl_net.launch.cli.commands, dpcfl_net\n"
         "from typer.testing import CliRunner\n"
-        "assert CliRunner().invoke(dpcfl_net.launch.cli.app, ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(dpcfl_net.launch.cli.commands.app, ['--help']).exit_code == 0\n"
         "heavy = {'torch', 'opacus', 'torchvision', 'sklearn', 'scipy', 'plotly', 'dp_accounting', 'zmq', 'numpy', 'pydantic', 'ray'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -29,7 +29,7 @@ from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config import load
 from dpcfl_net.experiment.config_schema import RuntimeSettings
-from dpcfl_net.launch import cli
+from dpcfl_net.launch.cli import commands
 from dpcfl_net.launch.drafts import remove_left_drafts
 from dpcfl_net.launch.new_run import new_folder
 from dpcfl_net.launch.placement import connection, slurm
@@ -72,7 +72,7 @@ def launch(config: Path, hosts: Path, out: Path, *more, **kwargs) -> subprocess.
 def refusal(*words: object) -> DpcflError:
     """What the command line stops with, without a process of its own for it."""
     with pytest.raises(DpcflError) as found:
-        cli.app(list(map(str, words)), standalone_mode=False)
+        commands.app(list(map(str, words)), standalone_mode=False)
     return found.value
 
 

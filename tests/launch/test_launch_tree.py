@@ -29,7 +29,7 @@ from dpcfl_net.core.run_folder import EXPERIMENT
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import RuntimeSettings
-from dpcfl_net.launch import cli
+from dpcfl_net.launch.cli import commands
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.host_aggregator import HostAggregator
 from dpcfl_net.launch.placement.messages import (
@@ -152,7 +152,7 @@ def test_settings_that_do_not_go_with_a_tree_are_refused_before_a_host_is_contac
     hosts = hosts_file(tmp_path, {"through": ["touch", str(tmp_path / "contacted")]})
     words = [str(hosts) if word == "HOSTS" else word for word in words]
     with pytest.raises(ConfigError, match=re.escape(said)):
-        cli.app(["launch", str(write_config(tmp_path / "c", **SETTINGS)), *words], standalone_mode=False)
+        commands.app(["launch", str(write_config(tmp_path / "c", **SETTINGS)), *words], standalone_mode=False)
     assert not (tmp_path / "contacted").exists()
 
 
