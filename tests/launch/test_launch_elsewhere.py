@@ -628,7 +628,7 @@ def test_a_batch_script_with_the_secret_of_the_noise_is_for_its_owner_only(tmp_p
     script.touch()
     script.chmod(0o644)
     config = write_config(tmp_path / "c")
-    cli.app(["launch", str(config), override, "--on", "slurm", "--sbatch", str(script)], standalone_mode=False)
+    commands.app(["launch", str(config), override, "--on", "slurm", "--sbatch", str(script)], standalone_mode=False)
     assert stat.S_IMODE(script.stat().st_mode) == mode
     assert override in script.read_text()
 
