@@ -90,6 +90,20 @@ class Options(FrozenModel):
                 raise
             return cls.model_validate(from_json, strict=True)
 
+    def unused(self, name: str, where: str) -> list[str]:
+        """List the problem with an option that has no effect, unless it has its default.
+
+        Args:
+            name: Option with a default, which the algorithm does not use.
+            where: Setting in which it has no effect, such as "labels gaussian".
+        """
+        value, default = getattr(self, name), type(self).model_fields[name].default
+        if value == default:
+            return []
+        return [
+            f"algorithm.{name} is {shown(value)}: must be {shown(default)} (the default) with {where}, where it has no effect"
+        ]
+
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
         """The value that an option's JSON stands for; the JSON itself if it stands for none."""

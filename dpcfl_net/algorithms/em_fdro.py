@@ -127,7 +127,7 @@ class EMFDRO(Algorithm):
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        problems = []
+        problems = options.unused("loss_noise_ratio", f"mode {options.mode}") if options.mode != "full" else []
         if options.clients_per_round > setting.clients:
             problems.append(
                 f"algorithm.clients_per_round is {options.clients_per_round}: must be at most the number of clients, {setting.clients}"

@@ -55,7 +55,8 @@ class FCDPFL(Choosing):
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        return too_many_clusters(options.clusters, setting.clients)
+        unused = options.unused("budget_fraction", "select argmin") if options.select == "argmin" else []
+        return unused + too_many_clusters(options.clusters, setting.clients)
 
     @property
     def raw(self) -> bool:

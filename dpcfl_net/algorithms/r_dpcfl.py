@@ -113,6 +113,8 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         must = f"must be 1 to the number of clients, {setting.clients}, or auto"
         problems = super().problems(options, setting)
         problems += [] if valid else [f"algorithm.clusters is {options.clusters}: {must}"]
+        if options.clusters != "auto":
+            problems += options.unused("max_clusters", f"clusters {options.clusters}")
         needed, there = 2 if options.clusters == "auto" else options.clusters, setting.clients - setting.away_at_first
         if setting.away_at_first and there < needed:
             why = f"the first round clusters the clients, and algorithm.clusters is {options.clusters}"

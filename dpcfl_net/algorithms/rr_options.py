@@ -106,6 +106,10 @@ def _label_problems(options: RROptions, setting: Setting) -> list[str]:
             f"algorithm.labels_every is {every}: must be 0 with labels gaussian; labels of all clients need randomised-response or "
             "exponential"
         )
+    if mechanism == "gaussian":
+        problems += options.unused("labels_epsilon", "labels gaussian")
+    if mechanism != "exponential":
+        problems += options.unused("labels_loss_range", f"labels {mechanism}")
     if mechanism == "exponential" and not every:
         problems.append(f"algorithm.labels is {mechanism!r}: needs labels_every of 1 or more")
     if mechanism == "randomised-response" and not every:

@@ -282,6 +282,14 @@ def test_what_the_statement_says(tmp_path):
         ),
         ({}, {"local": {"batch_size": 20, "momentum": 0.9}}, r"local\.momentum is 0\.9: must be 0"),
         ({"tilt": -1.0}, {}, r"algorithm\.tilt"),
+        *[
+            (
+                {"mode": mode, "loss_noise_ratio": 5.0},
+                {},
+                rf"loss_noise_ratio is 5\.0: must be 10\.0 \(the default\) with mode {mode}",
+            )
+            for mode in ("paper", "selection")
+        ],
         (
             {"mode": "paper"},
             {"privacy": {"epsilon": 5, "delta": 1e-2, "trust": "trusted-server"}},

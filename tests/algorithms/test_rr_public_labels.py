@@ -296,6 +296,11 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
     [
         ({"labels_every": 2}, "algorithm.labels_every is 2: must be 0 with labels gaussian"),
         ({"labels": "exponential"}, "needs labels_every of 1 or more"),
+        (
+            {"labels_epsilon": 0.5},
+            r"labels_epsilon is 0\.5: must be 1\.0 \(the default\) with labels gaussian, where it has no effect",
+        ),
+        ({**SELDOM, "labels_loss_range": 2.0}, r"labels_loss_range is 2\.0: must be 1\.0 .* with labels randomised-response"),
         ({"label_clip": 1e-200}, r"algorithm\.label_clip is 1e-200: must be greater than or equal to"),
         ({**SELDOM, "guarantee": "paper"}, "must be labels-first or expected with labels_every"),
         ({**SELDOM, "guarantee": "expected", "sampling": "poisson", "labels_every": 4}, "must be below rounds 4"),

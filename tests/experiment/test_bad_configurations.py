@@ -263,6 +263,18 @@ TOGETHER = [
     ({"algorithm.name": "em-fdro", "algorithm.clients_per_round": "2"}, ["data.validation is 0", "data: {validation: 0.1}", "data.validation=0.1"]),
     ({"algorithm.name": "em-fdro", "data.validation": "0.1"}, ["algorithm.clients_per_round is 20", "at most the number of clients, 4"]),
     ({"algorithm.name": "dp-ifca", "algorithm.clusters": "9"}, ["algorithm.clusters is 9", "at most the number of clients, 4"]),
+    (
+        {"algorithm.clusters": "2", "algorithm.max_clusters": "6"},
+        ["algorithm.max_clusters is 6: must be 8 (the default) with clusters 2, where it has no effect"],
+    ),
+    (
+        {"algorithm.name": "rc-dpfl", "algorithm.clusters": "2", "algorithm.max_clusters": "6"},
+        ["algorithm.max_clusters is 6: must be 8 (the default) with clusters 2"],
+    ),
+    (
+        {"algorithm.name": "f-cdpfl", "algorithm.clusters": "2", "algorithm.budget_fraction": "0.02"},
+        ["algorithm.budget_fraction is 0.02: must be 0.01 (the default) with select argmin, where it has no effect"],
+    ),
     ({"algorithm.name": "mr-mtl", "algorithm.lam": "100"}, ["algorithm.lam is 100", "below 2"]),
     ({"audit.canaries": "5", "output.transcript": "off"}, ["audit.canaries is 5", "must be 'full'"]),
     ({"audit.canaries": "5", "output.transcript": "full", "audit.client": "9"}, ["audit.client is 9", "must be 0 to 3, or all"]),

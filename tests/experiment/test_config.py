@@ -218,6 +218,30 @@ def test_a_resolved_configuration_is_a_configuration(document):
     assert config.resolve(yaml.safe_load(text)) == first
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "r-dpcfl", "clusters": 2},
+        {"name": "f-cdpfl", "clusters": 2},
+        {"name": "em-fdro", "clients_per_round": 2, "mode": "paper"},
+        {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 0, "sampling_rate": 1.0},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_a_resolved_configuration_may_list_options_without_effect_at_their_defaults(algorithm):
+    privacy = {"epsilon": 5, "delta": 1e-2}
+    if algorithm["name"] == "rr-cluster":
+        privacy |= {"unit": "client", "trust": "trusted-server", "adjacency": "replace-one"}
+    first = config.resolve({**SMALL, "data": {"dataset": "digits", "clients": [2, 2], "validation": 0.1},
+                            "privacy": privacy, "algorithm": algorithm})  # fmt: skip
+    listed = {
+        **first.model_dump(mode="json", exclude={"algorithms"}),
+        "algorithm": {"name": algorithm["name"], **first.options.model_dump()},
+    }
+    assert len(listed["algorithm"]) > len(algorithm)
+    assert config.resolve(listed).options == first.options
+
+
 def test_schema_names_every_algorithms_options():
     schema = config_schema.schema()
     *sections, name_alone = schema["properties"]["algorithm"]["anyOf"]
