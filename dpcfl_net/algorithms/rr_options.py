@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from dpcfl_net.algorithms.client_level import Sampled, sampling_of
+from dpcfl_net.algorithms.shared_steps import too_many_clusters
 from dpcfl_net.federation.capabilities import Setting
 
 
@@ -72,7 +73,7 @@ def option_problems(options: RROptions, setting: Setting) -> list[str]:
     Returns:
         As `Algorithm.problems`.
     """
-    problems = _label_problems(options, setting)
+    problems = _label_problems(options, setting) + too_many_clusters(options.clusters, setting.clients)
     per_round, needed = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
     if needed > per_round + 1e-9:
         clusters = "1 cluster" if options.clusters == 1 else f"{options.clusters} clusters"

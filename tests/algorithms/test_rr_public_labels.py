@@ -296,6 +296,7 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
     [
         ({"labels_every": 2}, "algorithm.labels_every is 2: must be 0 with labels gaussian"),
         ({"labels": "exponential"}, "needs labels_every of 1 or more"),
+        ({"clusters": 13, "min_cluster_size": 0}, "algorithm.clusters is 13: must be at most the number of clients, 12"),
         (
             {"labels_epsilon": 0.5},
             r"labels_epsilon is 0\.5: must be 1\.0 \(the default\) with labels gaussian, where it has no effect",
