@@ -27,6 +27,9 @@ class RobustHDP(FromModel):
     the others' gets almost all the weight: the method is robust against wrong statements, not against poison. For weights by
     the noise that the signed job states, see the option `weights: noise` of other algorithms.
 
+    An estimated noise of exactly zero, as of an update of zeros, has no inverse: all updates of that round get equal weights. The diagnostic
+    `updates without noise` counts such updates.
+
     Source: Malekmohammadi, Yu, Cao, "Noise-Aware Algorithm for Heterogeneous Differentially Private Federated Learning", ICML 2024,
     Algorithm 1.
     """
@@ -54,22 +57,36 @@ class RobustHDP(FromModel):
         if not updates:
             return state
         columns = np.stack([*updates.values()], axis=1)
-        weights = self.weights(columns)
+        noise = self.noise(columns)
+        weights = self.weights(noise)
+        shown = {"largest weight": float(weights.max() * len(weights)), "updates without noise": int((noise == 0).sum())}
         model = state.models + (columns @ weights.astype(np.float32))[None]
-        return replace(state, models=model, diagnostics={"largest weight": float(weights.max() * len(weights))})
+        return replace(state, models=model, diagnostics=shown)
 
-    def weights(self, updates: np.ndarray) -> np.ndarray:
-        """Compute w_i = (1 / s_i^2) / sum_j (1 / s_j^2), where s_i^2 is the estimated noise of an update.
+    def noise(self, updates: np.ndarray) -> np.ndarray:
+        """Estimate the noise s_i^2 of each update by robust PCA.
 
         Args:
             updates: (p, n) float32, a column for each client.
 
         Returns:
-            Weights, (n,) float64, with sum 1.
+            Estimates, (n,) float64.
         """
         pieces = np.array_split(updates, -(-len(updates) // self.options.piece))
-        noise = np.mean([np.square(robust_pca(piece)[1]).sum(axis=0) for piece in pieces], axis=0)
-        if not noise.all():  # an update without noise, as of a client that sends zeros: no inverse exists
+        found: np.ndarray = np.mean([np.square(robust_pca(piece)[1]).sum(axis=0) for piece in pieces], axis=0)
+        return found
+
+    @staticmethod
+    def weights(noise: np.ndarray) -> np.ndarray:
+        """Compute w_i = (1 / s_i^2) / sum_j (1 / s_j^2); equal weights if an s_i^2 is zero.
+
+        Args:
+            noise: s_i^2, the estimated noise of each update, (n,) float64.
+
+        Returns:
+            Weights, (n,) float64, with sum 1.
+        """
+        if not noise.all():
             return np.full(len(noise), 1 / len(noise))
         found: np.ndarray = (1 / noise) / (1 / noise).sum()
         return found

@@ -14,7 +14,7 @@ from dpcfl_net.algorithms.robust_hdp import RobustHDP
 from dpcfl_net.clustering.robust_pca import robust_pca
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.types import Policy
+from dpcfl_net.core.types import Policy, State
 from dpcfl_net.experiment import config, statement
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import Job
@@ -118,7 +118,8 @@ def test_a_run_s_model_is_the_weighted_mean_of_its_updates(tmp_path, monkeypatch
         state = simulate(job, tmp_path / name)
         model, _ = seen[-1]
         updates = np.stack([update for _, update in seen[-4:]], axis=1)
-        weights = np.array([job.algorithm.weights[i] for i in range(4)]) if name == "global" else job.algorithm.weights(updates)
+        by_client = job.algorithm.weights if name == "global" else job.algorithm.weights(job.algorithm.noise(updates))
+        weights = np.array([by_client[i] for i in range(4)])
         expected = model + updates @ (weights / weights.sum())
         assert np.allclose(state.models[0], expected, atol=1e-6)
         found[name] = weights / weights.sum()
@@ -172,10 +173,10 @@ def test_robust_pca_reaches_the_minimum_for_columns_of_unequal_noise():
 def test_one_client_without_noise_gets_almost_all_the_weight_of_robust_hdp(tmp_path):
     rng = np.random.default_rng(0)
     updates = (0.02 * rng.standard_normal((6_090, 1)) + 0.05 * rng.standard_normal((6_090, 8))).astype(np.float32)
-    weighted = job_of(tmp_path, {"name": "robust-hdp"}).algorithm.weights
-    assert weighted(updates).max() < 0.14
+    algorithm = job_of(tmp_path, {"name": "robust-hdp"}).algorithm
+    assert algorithm.weights(algorithm.noise(updates)).max() < 0.14
     updates[:, 0] = -0.3 * updates[:, 1:].mean(axis=1)
-    assert weighted(updates)[0] == pytest.approx(0.98, abs=0.01)
+    assert algorithm.weights(algorithm.noise(updates))[0] == pytest.approx(0.98, abs=0.01)
 
 
 def test_noise_estimates_follow_the_noise_and_pieces_agree(tmp_path):
@@ -183,12 +184,21 @@ def test_noise_estimates_follow_the_noise_and_pieces_agree(tmp_path):
     deviations = np.array([1.0, 1.0, 2.0, 4.0, 8.0, 8.0])
     updates = (0.5 * rng.standard_normal((6_000, 1)) + deviations * rng.standard_normal((6_000, 6))).astype(np.float32)
     job = job_of(tmp_path, {"name": "robust-hdp"})
-    whole = job.algorithm.weights(updates)
+    whole = job.algorithm.weights(job.algorithm.noise(updates))
     assert whole.sum() == pytest.approx(1)
     assert np.array_equal(np.argsort(-whole, kind="stable")[[0, 1]] // 2, [0, 0])
     assert np.all(np.diff(whole[[1, 2, 3, 4]]) < 0)
-    pieces = RobustHDP(job.protocol.model_copy(update={"options": {"piece": 1_000}})).weights(updates)
-    assert np.allclose(pieces, whole, rtol=0.3)
-    silent = updates.copy()
-    silent[:, 0] = 0
-    assert np.allclose(job.algorithm.weights(silent), 1 / 6)
+    pieces = RobustHDP(job.protocol.model_copy(update={"options": {"piece": 1_000}})).noise(updates)
+    assert np.allclose(job.algorithm.weights(pieces), whole, rtol=0.3)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_round_of_robust_hdp_counts_updates_without_noise_which_make_its_weights_equal(tmp_path, monkeypatch, silent):
+    updates = np.random.default_rng(5).standard_normal((4, 650)).astype(np.float32) * np.array([[1], [1], [2], [4]], np.float32)
+    updates[:silent] = 0
+    algorithm = job_of(tmp_path, {"name": "robust-hdp"}).algorithm
+    monkeypatch.setattr(algorithm, "train_each", lambda *_: dict(enumerate(updates)))
+    state = algorithm.round(State(np.zeros((1, 650), np.float32), [0] * 4), 1, None)
+    assert state.diagnostics["updates without noise"] == silent
+    assert np.allclose(state.models[0], updates.mean(axis=0), atol=1e-6) == bool(silent)
+    assert (state.diagnostics["largest weight"] == pytest.approx(1)) == bool(silent)
