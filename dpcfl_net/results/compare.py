@@ -16,7 +16,7 @@ from dpcfl_net.results.privacy_statement import hides_participation, statement
 from dpcfl_net.results.result import Result
 
 # Settings that do not change the experiment; runs that differ only in the seed are repetitions.
-ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "privacy.noise_seed", "tuning.")
+ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "ledger.root", "privacy.noise_seed", "tuning.")
 SECRETS = ("privacy.noise_seed",)  # with the seed of the noise, the noise can be subtracted
 HIDDEN = "secret, not shown here"
 MOST_NAMED = 3  # runs in an alert

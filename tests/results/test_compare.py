@@ -158,6 +158,16 @@ def test_runs_of_other_noise_seeds_or_orders_of_settings_are_one_row(tmp_path):
     assert len(row.results) == 2
 
 
+def test_runs_with_record_books_in_other_folders_are_one_row(tmp_path):
+    real = {"noise": "os", "noise_seed": None}
+    for seed, book in enumerate(("/here/book", "/there/book")):
+        write_result(tmp_path / str(seed), seed=seed, privacy=real, ledger={"scope": "dataset", "root": book})
+    write_result(tmp_path / "of-the-run", privacy=real)
+    both, alone = compare.rows(map(read_result, sorted(tmp_path.iterdir())))
+    assert (len(both.results), len(alone.results)) == (2, 1)
+    assert compare.differing([both, alone]) == ["ledger.scope"]
+
+
 def test_the_table_has_a_column_for_each_share(tmp_path):
     (row,) = cells(compare_table.table(compare.rows([read_result(write_result(tmp_path / "a", accuracy=0.7))])))
     assert [row[f"{share} %"] for share in ("mean", "minority", "worst", "p10")] == ["70.0", "68.0", "65.0", "66.0"]
