@@ -26,22 +26,30 @@ class Style:
 def by_round(rows: Sequence[Row], names: Sequence[str]) -> Figure:
     """Mean accuracy by round: a line per row, the mean over its seeds, with a band of one standard deviation.
 
+    The caption names rows without a line.
+
     Args:
         rows: Rows of a comparison.
         names: Name of each row.
     """
     title = "Mean accuracy by round"
     data: list[dict[str, Any]] = []
+    left_out: list[str] = []
     for row, style in zip(rows, styles(rows, names), strict=True):
         curves = [{point.round: 100 * point.accuracy for point in result.curve} for result in row.results]
         shared = sorted(set.intersection(*map(set, curves)))
         shared = shared[:: max(1, len(shared) // POINTS)]
         if len(shared) > 1:
             data += _band(style, shared, curves)
+        else:
+            left_out.append(style.name)
     if not data:
-        return Figure("accuracy-round", title, why="no run has the times of two evaluated rounds")
+        return Figure("accuracy-round", title, why="no row has two evaluated and timed rounds that all its seeds share")
     layout = {"xaxis": axis("round"), "yaxis": axis("accuracy, %")}
-    return Figure("accuracy-round", title, "Line: mean over seeds; band: one standard deviation.", spec(data, 380, **layout))
+    caption = "Line: mean over seeds; band: one standard deviation."
+    if left_out:
+        caption += f" Without a line, since their seeds share fewer than two evaluated and timed rounds: {'; '.join(left_out)}."
+    return Figure("accuracy-round", title, caption, spec(data, 380, **layout))
 
 
 def over_time(rows: Sequence[Row], names: Sequence[str], target: float | None) -> Figure:

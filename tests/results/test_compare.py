@@ -312,6 +312,28 @@ def test_runs_are_laid_over_each_other_by_round_with_bands_over_seeds(tmp_path):
     assert "97.0 +- 0.0" in done.stdout
 
 
+def test_the_figure_by_round_names_rows_whose_seeds_share_too_few_timed_rounds(tmp_path):
+    """Such a row was left out in silence."""
+    rounds = {"global": [(1, 2), (3, 4)], "oracle": [(1, 2), (1, 2)], "local": [(1, 2, 3), (1, 4, 5)], "mr-mtl": [(2,), (2,)]}
+    for algorithm, of_seeds in rounds.items():
+        for seed, own in enumerate(of_seeds):
+            folder = write_result(tmp_path / f"{algorithm}{seed}", algorithm, seed)
+            lines = [
+                ({"view": "server", "round": t, "seconds": 2.0}, {"view": "observer", "round": t, "accuracy_mean": 0.5})
+                for t in own
+            ]
+            write_lines(folder / "metrics.jsonl", [line for pair in lines for line in pair])
+    table = compare.rows(map(read_result, [tmp_path / f"{name}{seed}" for name in rounds for seed in range(2)]))
+    figure = overlay.by_round(table, [*rounds])
+    assert {trace["name"] for trace in figure.spec["data"] if "name" in trace} == {"oracle"}
+    assert figure.caption == (
+        "Line: mean over seeds; band: one standard deviation. Without a line, since their seeds share fewer than two evaluated and "
+        "timed rounds: global; local; mr-mtl."
+    )
+    assert "Without a line" not in overlay.by_round(table[1:2], ["oracle"]).caption
+    assert overlay.by_round(table[:1], ["global"]).why == "no row has two evaluated and timed rounds that all its seeds share"
+
+
 def test_a_band_over_epsilon_has_a_gap_where_only_one_seed_was_run(tmp_path):
     """A band that narrows to a line there would say that seeds agree."""
     seeds = {1.0: 2, 2.0: 2, 3.0: 1, 5.0: 2, 10.0: 2}
