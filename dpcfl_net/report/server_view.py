@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
+from dpcfl_net.algorithms.base import registry
+from dpcfl_net.federation.capabilities import declared_steps
 from dpcfl_net.report.cluster_figures import NO_CLUSTERS, ONE_CLUSTER, clusters_clients, grouped_rounds, membership
 from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny
@@ -97,6 +99,9 @@ def _secure_sums(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def _updates(view: RunView) -> str:
+    own = registry().get(view.algorithm)  # code of an algorithm of your own is not imported for a page
+    if own is not None and not any(step.gives for step in declared_steps(own).values()):
+        return "None: no client sends a model or an update."
     privacy = view.run.get("privacy")
     if isinstance(privacy, Mapping) and privacy.get("trust") == "trusted-server":
         return "All that the client sends, without noise: this server is trusted and adds the noise."

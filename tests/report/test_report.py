@@ -637,6 +637,20 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("local", "None: no client sends a model or an update."),
+        ("mr-mtl", "Only what the client's gate released."),
+        ("package.module:Class", "Only what the client's gate released."),
+    ],
+)
+def test_the_page_of_local_says_that_its_clients_send_no_update(finished: Path, algorithm: str, said: str) -> None:
+    view = read_run(finished)
+    view.run["algorithm"] = algorithm
+    assert dict(row[:2] for row in two_views(view))["Each client's update"] == said
+
+
 @pytest.mark.parametrize("sizes", [[0], []])
 def test_a_server_without_clusters_has_none_in_its_view(finished: Path, sizes: list[int]) -> None:
     """With mr-mtl its clients by cluster were "0", with local "none", and the page counted 1 and 0 clusters."""
