@@ -13,7 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.files import reason, shown
+from dpcfl_net.core.files import given_path, reason, shown
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
@@ -350,7 +350,7 @@ def _absolute(name: str, path: Any) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"{name} is {shown(path)}: must be a path, for example 'runs'")
     try:
-        return Path(path).absolute()
+        return given_path(path, name).absolute()
     except FileNotFoundError:
         raise ConfigError(f"{name} is {shown(path)}: must be absolute, since the current folder was removed") from None
 

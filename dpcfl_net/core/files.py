@@ -78,6 +78,21 @@ def in_home(path: str | os.PathLike[str], name: str) -> Path:
         raise ConfigError(f"{name} is {shown(str(path))}: {start} is not a known home folder; write the whole path") from None
 
 
+def given_path(path: str | os.PathLike[str], name: str) -> Path:
+    """Return a path that a user gave; empty text, as of an unset variable, would be the current folder.
+
+    Args:
+        path: The path.
+        name: Its name in the error.
+
+    Raises:
+        ConfigError: If it is empty.
+    """
+    if not os.fspath(path):
+        raise ConfigError(f"{name} is '': must be a path; write '.' for the current folder")
+    return Path(path)
+
+
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """Read a regular file.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import write_text, writing
+from dpcfl_net.core.files import given_path, write_text, writing
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.lead import result_line
 from dpcfl_net.report.page import run_figures
@@ -45,10 +45,10 @@ def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
         models or no rounds yet lacks those files.
 
     Raises:
-        ConfigError: As `read_run`, or if the run has no privacy statement yet, or `out` is the run folder or cannot be written.
+        ConfigError: As `read_run`, or if the run has no privacy statement yet, or `out` is the run folder, is empty or cannot be written.
         OSError: If the disk is full.
     """
-    view, target = read_run(folder), Path(out) if out is not None else RunFolder(folder).export
+    view, target = read_run(folder), given_path(out, "out") if out is not None else RunFolder(folder).export
     with writing(target):
         is_the_run = target.resolve() == Path(folder).resolve()
     if is_the_run:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.files import writing
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report import cluster_figures, figures
 from dpcfl_net.report.alone import accuracy_alone
@@ -44,10 +45,13 @@ def write_report(folder: Path | str, alone: Path | str | None = None) -> Path:
         The page.
 
     Raises:
-        ConfigError: As `read_run` and `accuracy_alone`.
+        ConfigError: As `read_run` and `accuracy_alone`, or if the page cannot be written.
+        OSError: If the disk is full.
     """
     page, view = RunFolder(folder).report, read_run(folder)
-    write_atomically(page, render(view, accuracy_alone(view, alone) if alone is not None else None))
+    text = render(view, accuracy_alone(view, alone) if alone is not None else None)
+    with writing(page):
+        write_atomically(page, text)
     return page
 
 

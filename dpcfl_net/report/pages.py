@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.files import writing
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.served import Served
 from dpcfl_net.report.svg.draw import draw
@@ -42,8 +43,14 @@ def write_page(
 
     Returns:
         The page.
+
+    Raises:
+        ConfigError: If the page cannot be written.
+        OSError: If the disk is full.
     """
-    write_atomically(path, study(title=title, lead=lead, figures=figures, tables=tables, alerts=alerts))
+    text = study(title=title, lead=lead, figures=figures, tables=tables, alerts=alerts)
+    with writing(path):
+        write_atomically(path, text)
     return path
 
 

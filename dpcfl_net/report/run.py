@@ -26,7 +26,8 @@ class Run(RunData):
             Its path.
 
         Raises:
-            ConfigError: If its path is a device or a folder.
+            ConfigError: If the page cannot be written.
+            OSError: If the disk is full.
         """
         return write_report(self.path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.files import writing
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec, spread, symbol
 from dpcfl_net.report.overlay import by_round, over_time
@@ -38,10 +39,12 @@ def write_sweep(folder: Path) -> Path:
         The page.
 
     Raises:
-        ConfigError: If the folder is not a sweep folder or no run has finished.
+        ConfigError: If the folder is not a sweep folder, no run has finished, or the page cannot be written.
+        OSError: If the disk is full.
     """
-    page = SweepFolder(folder).report
-    write_atomically(page, sweep_page(folder))
+    page, text = SweepFolder(folder).report, sweep_page(folder)
+    with writing(page):
+        write_atomically(page, text)
     return page
 
 
@@ -78,8 +81,14 @@ def write_comparison(
 
     Returns:
         The page.
+
+    Raises:
+        ConfigError: If the page cannot be written.
+        OSError: If the disk is full.
     """
-    write_atomically(path, comparison_page(title, lead, results, apart, target))
+    text = comparison_page(title, lead, results, apart, target)
+    with writing(path):
+        write_atomically(path, text)
     return path
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpcfl_net.core.atomic import replacing, write_all
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import writing
+from dpcfl_net.core.files import given_path, writing
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.trace_messages import arrows_of
 from dpcfl_net.report.trace_spans import COORDINATOR, LAUNCHER, OBSERVER, Slice, is_round, lanes, process_order, slices_of
@@ -47,7 +47,7 @@ def write_trace(folder: Path | str, out: Path | str | None = None) -> Path:
         ConfigError: If the folder holds no run, the run has recorded no times, or the file cannot be written.
         OSError: If the disk is full.
     """
-    view, path = read_run(folder), Path(out) if out is not None else RunFolder(folder).trace
+    view, path = read_run(folder), given_path(out, "out") if out is not None else RunFolder(folder).trace
     events = list(trace_events(view))
     if not any(event["ph"] != "M" for event in events):
         raise ConfigError(f"{folder} has recorded no times yet: {RunFolder(folder).spans.name} and "

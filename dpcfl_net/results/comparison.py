@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import write_text
+from dpcfl_net.core.files import given_path, write_text
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.results import compare, compare_table, table_text
 from dpcfl_net.results import leads as paired
@@ -136,7 +136,7 @@ class Comparison:
         text = io.StringIO()
         compare_table.write_csv(text, self.results, self.target)
         if path is not None:
-            write_text(Path(path), text.getvalue())
+            write_text(given_path(path, "path"), text.getvalue())
         return text.getvalue()
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpcfl_net.core.errors import DpcflError, RunFailed
+from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import chaos
@@ -104,8 +104,8 @@ def _write_report(folder: Path, interrupts: Interrupts) -> int:
             write_report(folder)
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
-        print_error(f"warning: {failed_access(folder, error)}")
+    except (ConfigError, OSError) as error:
+        print_error(f"warning: {failed_access(folder, error) if isinstance(error, OSError) else error}")
         return RunFailed.exit_code
     return 0
 

@@ -47,6 +47,7 @@ def test_settings_as_arguments_of_run_are_refused_with_the_way_to_change_them():
             r"^events is SampledGaussian\(.*: must be a list",
         ),
         (lambda out: dpcfl.run("quickstart", None), r"^out is None: must be a path, for example 'runs'$"),
+        (lambda out: dpcfl.run("quickstart", ""), r"^out is '': must be a path; write '\.' for the current folder$"),
         (lambda out: dpcfl.compare([out, 5]), r"^runs\[1\] is 5: must be a path, for example 'runs'$"),
         (lambda out: dpcfl.load("quickstart", 5), r"^overrides is 5: must be a dictionary, for example {'rounds': 3}$"),
         (lambda out: dpcfl.load(None), "^config is of type NoneType: must be a file, the name of a packaged"),

@@ -545,6 +545,16 @@ def test_a_full_disk_under_report_and_errors_leaves_what_a_run_says_after_the_wa
     assert f"run folder: {stopped.path}\nreport:     not written" in capsys.readouterr().out
 
 
+def test_a_run_whose_page_cannot_be_written_still_says_where_it_is(monkeypatch, capsys, tmp_path):
+    config = write_config(tmp_path, rounds=2, model={"name": "linear"}, algorithm={"name": "global"})
+    stopped = dpcfl_net.run(config, tmp_path, "in-process", callbacks=[lambda metrics: False], progress=False)
+    (stopped.path / "report.html").mkdir()
+    done = call(capsys, "run", "--resume", stopped.path)
+    assert done.code == 4
+    assert f"warning: cannot write {stopped.path}/report.html: it exists and is not a regular file" in done.err
+    assert f"run folder: {stopped.path}\nreport:     not written" in done.out
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_of_the_help_that_left_is_not_told(unbuffered):
     gone, unread = os.pipe()

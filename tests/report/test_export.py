@@ -153,6 +153,16 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_with_its_path(run: Path, 
         package.open_run(run).export(bad)
 
 
+@pytest.mark.parametrize("method", ["export", "trace"])
+def test_an_empty_path_is_not_the_current_folder(run: Path, tmp_path: Path, method: str, monkeypatch) -> None:
+    """`run.export("")`, as with an unset variable, wrote into the current folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match=r"^out is '': must be a path; write '\.' for the current folder$"):
+        getattr(package.open_run(run), method)("")
+    assert not list(Path.cwd().iterdir())
+
+
 @pytest.mark.parametrize("name", ["models/cluster_0.safetensors", "rounds.csv"])
 def test_a_file_that_cannot_be_replaced_is_named(run: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "out" / name).mkdir(parents=True)

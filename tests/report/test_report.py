@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,10 +14,11 @@ from run_folder import privacy, run_json, true_clusters, write_lines, write_many
 
 from dpcfl_net.core import files, runlog
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.report import cluster_figures, figures
+from dpcfl_net.report import cluster_figures, figures, pages
 from dpcfl_net.report.diagnostics import diagnostics
 from dpcfl_net.report.lead import privacy_facts, result_line
 from dpcfl_net.report.page import key_figures, write_report
+from dpcfl_net.report.run import Run
 from dpcfl_net.report.server_view import cluster_sizes, two_views
 from dpcfl_net.report.time_section import time_tables
 from dpcfl_net.report.timeline import BARS, ROWS, timeline
@@ -661,6 +663,26 @@ def test_a_server_without_clusters_has_none_in_its_view(finished: Path, sizes: l
     view.grouping[2]["diagnostics"] = {"sizes": [12.0, 9.0]}  # released counts, without clusters of clients
     assert "Clients by cluster: 12/9, from a mixture" in " ".join(row[1] for row in two_views(view))
     assert "Clusters M" in dict(key_figures(view))
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python it was an OSError of the system."""
+    folder, opened = write_run(tmp_path / "run", 2), os.open
+
+    def denied(path: Path, flags: int, *more: int) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(folder / 'report.html'))}: permission denied$"):
+        Run(folder).report()
+
+
+def test_a_page_without_a_folder_is_a_sentence_with_its_path(tmp_path: Path) -> None:
+    page = tmp_path / "missing" / "page.html"
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(page))}: no such file or folder$"):
+        pages.write_page(page, title="", lead=[], figures=[])
 
 
 def test_settings_of_the_data_read_like_words(finished: Path) -> None:
