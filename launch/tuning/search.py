@@ -128,18 +128,22 @@ def count_trials(search: Search, found: Sequence[Space], trials: int | None) -> 
     sizes = {space.algorithm: len(space) for space in found}
     listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
     if trials is None and search != "grid":
-        raise ConfigError(f"--trials is missing: search {search} needs the number of trials of each algorithm")
+        raise ConfigError(
+            f"trials is missing: search {search} needs the number of trials of each algorithm: "
+            "--trials N, or TuneOptions(trials=N) in Python"
+        )
     if trials is not None and trials < 1:
-        raise ConfigError(f"--trials is {trials}: must be at least 1")
+        raise ConfigError(f"trials is {trials}: must be at least 1")
     if search == "grid" and (len(set(sizes.values())) > 1 or trials not in (None, *sizes.values())):
-        asked = "" if trials is None else f" and --trials {trials}"
+        asked = "" if trials is None else f"; trials is {trials}"
         raise ConfigError(
             f"search grid tries all combinations, and each algorithm must have the same number of trials; combinations: {listed}{asked}. "
-            "Change the values of an algorithm with --grid algorithms.NAME.KEY=VALUE,VALUE, or use --search random --trials N"
+            "Change the values of an algorithm with --grid algorithms.NAME.KEY=VALUE,VALUE, or in Python with "
+            "grid={'algorithms.NAME.KEY': [VALUE, VALUE]}; or use --search random --trials N, or TuneOptions(search='random', trials=N) in Python"
         )
     wanted = trials or max(sizes.values())
     if few := [name for name, size in sizes.items() if size < wanted]:
-        raise ConfigError(f"--trials is {wanted}: more than the combinations of {', '.join(few)} (combinations: {listed})")
+        raise ConfigError(f"trials is {wanted}: more than the combinations of {', '.join(few)} (combinations: {listed})")
     most = max(sizes.values()) if search == "optuna" else wanted
     if most > MOST_CELLS:
         raise ConfigError(f"{most:,} combinations of an algorithm: must be at most {MOST_CELLS:,}")

@@ -94,12 +94,12 @@ def spaces(algorithms: Sequence[str], axes: Mapping[str, Sequence[str]]) -> list
             problems.append(f"grid {key!r}: must be {TUNED}; all trials have the same data, model and privacy")
     found = [Space(name, {**common, **own[name]}) for name in algorithms]
     problems = problems or [
-        f"algorithm {space.algorithm!r} has no setting to tune: give --grid KEY=VALUE,VALUE"
+        f"algorithm {space.algorithm!r} has no setting to tune: give --grid KEY=VALUE,VALUE, or grid={{'KEY': [VALUE, VALUE]}} in Python"
         for space in found
         if not space.axes
     ]
     if not algorithms:
-        problems.append("no algorithm to tune: give --algorithms, for example r-dpcfl,local")
+        problems.append("algorithms is []: must name at least one, for example ['r-dpcfl', 'local']")
     if problems:
         raise ConfigError(problems)
     return found

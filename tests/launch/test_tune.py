@@ -473,10 +473,11 @@ def test_a_missing_optuna_is_a_sentence(monkeypatch):
 @pytest.mark.parametrize(
     ("search", "trials", "sentence"),
     [
-        ("grid", None, "combinations: a 2, b 3"),
-        ("random", None, "--trials is missing"),
-        ("random", 3, "more than the combinations of a"),
-        ("random", 0, "must be at least 1"),
+        ("grid", None, r"combinations: a 2, b 3\. .* or in Python with grid={'algorithms\.NAME\.KEY': \[VALUE, VALUE\]}; "),
+        ("grid", 3, r"combinations: a 2, b 3; trials is 3\. .* or TuneOptions\(search='random', trials=N\) in Python$"),
+        ("random", None, r"^trials is missing: .*: --trials N, or TuneOptions\(trials=N\) in Python$"),
+        ("random", 3, "^trials is 3: more than the combinations of a"),
+        ("random", 0, "^trials is 0: must be at least 1"),
     ],
 )
 def test_unequal_numbers_of_trials_are_refused(search, trials, sentence):
@@ -490,7 +491,8 @@ def test_unequal_numbers_of_trials_are_refused(search, trials, sentence):
         (NAMES, {"privacy.epsilon": ["1", "2"]}, {}, "grid 'privacy.epsilon': must be local"),
         (NAMES, {"algorithms.mr-mtl.lam": ["1", "2"]}, {}, "names none of the tuned algorithms: global, local"),
         (["global", "global"], GRID, {}, "'global' is given twice"),
-        (["global"], {}, {}, "has no setting to tune"),
+        (["global"], {}, {}, r"has no setting to tune: give --grid .*, or grid={'KEY': \[VALUE, VALUE\]} in Python$"),
+        ([], GRID, {}, r"^algorithms is \[\]: must name at least one"),
         (["global", ""], GRID, {}, "an algorithm has an empty name: names must be separated by one comma, as in r-dpcfl,local"),
         (["gobal"], GRID, {}, "algorithm.name is 'gobal': must be one of"),
         (["gobal"], GRID, {}, "did you mean 'global'"),
