@@ -211,7 +211,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any
     clients, size = config.data.client_count, config.runtime.clients_per_worker
     if options.on == "local":
         new_run.check_gpus(config)
-        placement = LocalPlacement()
+        placement = LocalPlacement(cpu=config.runtime.device == "cpu")
         hosts = [placement.capacity()[0].name] * -(-clients // size)
         placed = _describe_placement(placement, hosts, config)
         return {"worker_processes": config.runtime.worker_processes(clients), "hosts": placed}
@@ -308,15 +308,15 @@ def _open_placement(
 ) -> Iterator[RemotePlacement]:
     """Connect to the hosts of a run; disconnect at the end, also after an error."""
     logs.mkdir(parents=True, exist_ok=True)
-    root = options.root or ssh.ROOT
+    root, cpu = options.root or ssh.ROOT, config.runtime.device == "cpu"
     with ExitStack() as stack:
         if options.on == "ssh":
             assert options.hosts is not None
             file = ssh.read_hosts(options.hosts)
-            hosts, address = file.make_hosts(run, logs), options.address or ssh.own_address(file)
+            hosts, address = file.make_hosts(run, logs, cpu=cpu), options.address or ssh.own_address(file)
         elif options.on == "slurm":
             nodes = slurm.allocation()
-            hosts = slurm.make_hosts(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
+            hosts = slurm.make_hosts(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs, cpu=cpu)
             address = options.address or slurm.own_address(name for name, _ in nodes)
         else:
             from dpcfl_net.launch.placement import ray
@@ -325,7 +325,7 @@ def _open_placement(
             counts = None if assigned is None else ray.counts_of(assigned)
             cluster = ray.Cluster(workers, options.cpus, options.gpus, options.ray_wait, counts)
             stack.callback(cluster.close)
-            hosts, address = ray.make_hosts(cluster, root=root, run=run), options.address or cluster.own_address()
+            hosts, address = ray.make_hosts(cluster, root=root, run=run, cpu=cpu), options.address or cluster.own_address()
         refuse_remote(config)
         placement = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), assigned)
         stack.callback(placement.close)

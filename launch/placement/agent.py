@@ -1,6 +1,6 @@
 """Agent: starts and watches workers on its host for a launcher on another host, until its standard input ends.
 
-    python -P -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
+    python -P -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME [--cpu]
 
 It reads commands from standard input and writes reports to standard output (see `messages`). Keys and ledgers stay in
 DIR/NAME/NODE. A resumed client is refused without its keys, or without a line of its ledger that the launcher has copied: a new
@@ -74,10 +74,11 @@ class Agent:
         folder: Folder of this run on this host.
         commands: File descriptor to read commands from.
         reports: File descriptor to write reports to.
+        cpu: True if no worker may use a GPU.
     """
 
-    def __init__(self, folder: Path, commands: int, reports: int) -> None:
-        self.folder, self._commands, self._reports = folder, commands, reports
+    def __init__(self, folder: Path, commands: int, reports: int, *, cpu: bool = False) -> None:
+        self.folder, self._commands, self._reports, self._cpu = folder, commands, reports, cpu
         self._files = RunFolder(folder)
         self._unread, self._lock = bytearray(), contextlib.ExitStack()
         self._launcher: LocalLauncher | None = None
@@ -99,7 +100,7 @@ class Agent:
             self._serve(interrupts)
 
     def _serve(self, interrupts: Interrupts) -> None:
-        node = local_node()
+        node = local_node(cpu=self._cpu)
         self._send(
             AgentHello(version=__version__, host=node.location, cores=node.cores, memory=node.memory, gpus=list(node.gpus))
         )
@@ -300,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, required=True, help="folder for the runs on this host")
     parser.add_argument("--run", required=True)
     parser.add_argument("--node", required=True)
+    parser.add_argument("--cpu", action="store_true", help="no worker may use a GPU: do not look for GPUs")
     chosen = parser.parse_args(arguments)
     reports = os.dup(1)
     os.dup2(2, 1)  # other output must not mix with reports
@@ -310,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"{name!r} is not a valid name: use letters, digits, dot, dash and underscore")
         log_to_stderr()
         root = in_home(chosen.root, "root") / chosen.run
-        Agent(root / chosen.node, 0, reports).serve()
+        Agent(root / chosen.node, 0, reports, cpu=chosen.cpu).serve()
     except BrokenPipeError:
         return 4
     except (DpcflError, OSError) as error:

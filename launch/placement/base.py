@@ -20,7 +20,7 @@ _FRAME = re.compile(r' *File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 LOST = 255  # exit code of a process whose host is lost; ssh uses the same
 
 
-def agent_command(python: str, root: str, run: str, name: str) -> list[str]:
+def agent_command(python: str, root: str, run: str, name: str, *, cpu: bool) -> list[str]:
     """Return the command that runs an agent.
 
     Args:
@@ -28,8 +28,10 @@ def agent_command(python: str, root: str, run: str, name: str) -> list[str]:
         root: Folder of the agents there.
         run: Id of the run.
         name: Name of the host.
+        cpu: True if no worker may use a GPU: the agent then does not look for GPUs.
     """
-    return [python, *RUN_MODULE, "dpcfl_net.launch.placement.agent", "--root", root, "--run", run, "--node", name]
+    command = [python, *RUN_MODULE, "dpcfl_net.launch.placement.agent", "--root", root, "--run", run, "--node", name]
+    return [*command, *(["--cpu"] if cpu else [])]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Node:
         location: Host name, or the engine's name for the host.
         cores: Cores that workers may use at once.
         memory: Available memory, bytes.
-        gpus: Name and UUID of each GPU.
+        gpus: Name and UUID of each GPU; empty if no worker may use one.
     """
 
     name: str

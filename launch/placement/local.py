@@ -145,14 +145,18 @@ class LocalLauncher:
         return parents.fork_worker(process.title, start, self._logs / process.log, descriptors)
 
 
-def local_node() -> Node:
-    """Describe this machine."""
+def local_node(*, cpu: bool) -> Node:
+    """Describe this machine.
+
+    Args:
+        cpu: True if no worker may use a GPU: GPUs are not listed, since a driver may hang.
+    """
     import socket
 
     import psutil
 
     from dpcfl_net.training.devices import visible_gpus
 
-    gpus = tuple(f"{gpu.name} {gpu.uuid}" for gpu in visible_gpus())
+    gpus = () if cpu else tuple(f"{gpu.name} {gpu.uuid}" for gpu in visible_gpus())
     host = socket.gethostname()
     return Node(host, host, usable_cores(), psutil.virtual_memory().available, gpus)

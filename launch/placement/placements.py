@@ -120,9 +120,14 @@ class Placement(Protocol):
 
 
 class LocalPlacement:
-    """All workers on this machine, connected over loopback."""
+    """All workers on this machine, connected over loopback.
 
-    def __init__(self) -> None:
+    Args:
+        cpu: True if `capacity` leaves out the GPUs, since no worker may use one.
+    """
+
+    def __init__(self, *, cpu: bool = False) -> None:
+        self._cpu = cpu
         self._launcher: LocalLauncher | None = None
         self._devices: list[str] = []
         self._slots: SlotFolder | None = None
@@ -131,7 +136,7 @@ class LocalPlacement:
         """See `Placement`."""
         from dpcfl_net.launch.placement.local import local_node
 
-        return [local_node()]
+        return [local_node(cpu=self._cpu)]
 
     def make_keys(self, keys: Path, owners: KeyOwners) -> None:
         """See `Placement`."""

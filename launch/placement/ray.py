@@ -35,8 +35,8 @@ def import_ray() -> Any:
 class Bundle:
     """Actor that starts the agent in a bundle and forwards its bytes. They hold neither secret keys nor releases."""
 
-    def __init__(self, root: str, run: str, name: str) -> None:
-        command = agent_command(sys.executable, root, run, name)
+    def __init__(self, root: str, run: str, name: str, cpu: bool) -> None:
+        command = agent_command(sys.executable, root, run, name, cpu=cpu)
         self._agent = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
@@ -80,9 +80,9 @@ class Bundle:
 class RayConnection:
     """Connection to the agent of a bundle; it ends with the agent, its actor or the node."""
 
-    def __init__(self, cluster: Cluster, bundle: int, root: str, run: str) -> None:
+    def __init__(self, cluster: Cluster, bundle: int, root: str, run: str, cpu: bool) -> None:
         self._ray, self._error, self._ready, self._wait_s = cluster.ray, "", False, cluster.wait_s
-        self._actor = cluster.actor(bundle).remote(root, run, f"bundle-{bundle}")
+        self._actor = cluster.actor(bundle).remote(root, run, f"bundle-{bundle}", cpu)
 
     def send(self, data: bytes) -> None:
         """See `HostConnection`."""
@@ -248,16 +248,17 @@ class Cluster:
                 stack.callback(remove_placement_group, group)
 
 
-def make_hosts(cluster: Cluster, *, root: str, run: str) -> list[Host]:
+def make_hosts(cluster: Cluster, *, root: str, run: str, cpu: bool) -> list[Host]:
     """Describe each bundle as a host.
 
     Args:
         cluster: The cluster.
         root: Folder for keys and ledgers on the nodes.
         run: Name of the run.
+        cpu: True if no worker may use a GPU.
     """
     return [
-        Host(f"bundle-{k}", partial(RayConnection, cluster, k, root, run), cluster.counts[k], location=node)
+        Host(f"bundle-{k}", partial(RayConnection, cluster, k, root, run, cpu), cluster.counts[k], location=node)
         for k, node in enumerate(cluster.nodes())
     ]
 

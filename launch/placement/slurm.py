@@ -61,7 +61,7 @@ def cpus_of(text: str, nodes: int) -> list[int]:
     return cpus
 
 
-def make_hosts(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run: str, logs: Path) -> list[Host]:
+def make_hosts(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run: str, logs: Path, cpu: bool) -> list[Host]:
     """Describe the nodes of an allocation as hosts.
 
     Hosts are numbered: with a shared file system a run can be resumed on other nodes.
@@ -72,11 +72,12 @@ def make_hosts(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run:
         root: Folder for keys and ledgers on the nodes.
         run: Name of the run.
         logs: Folder of the logs on this machine.
+        cpu: True if no worker may use a GPU.
     """
     hosts = []
     for k, (node, cpus) in enumerate(nodes):
         name = f"node-{k}"
-        agent = agent_command(python, root, run, name)
+        agent = agent_command(python, root, run, name, cpu=cpu)
         # One task per node: its agent forks the workers, which share loaded libraries and the GPUs. --overlap: the launcher's
         # step runs on the first node too.
         step = ["srun", "--quiet", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", f"--nodelist={node}",

@@ -67,9 +67,9 @@ class Entry(StrictModel):
             raise ValueError(f"address is {self.address!r}: must not begin with a dash")
         return self
 
-    def command(self, python: str, root: str, run: str) -> list[str]:
+    def command(self, python: str, root: str, run: str, *, cpu: bool) -> list[str]:
         """Return the command that runs the agent there, connected to its standard input and output."""
-        agent = agent_command(self.python or python, root, run, self.name)
+        agent = agent_command(self.python or python, root, run, self.name, cpu=cpu)
         if self.through:
             return [*self.through, *agent]
         assert self.address is not None
@@ -96,17 +96,20 @@ class HostsFile(StrictModel):
             raise ValueError(f"two hosts have the name {twice[0]!r}")
         return self
 
-    def make_hosts(self, run: str, logs: Path) -> list[Host]:
+    def make_hosts(self, run: str, logs: Path, *, cpu: bool) -> list[Host]:
         """Return the hosts with their connections.
 
         Args:
             run: Name of the run.
             logs: Folder of the logs on this machine.
+            cpu: True if no worker may use a GPU.
         """
         return [
             Host(
                 entry.name,
-                partial(CommandConnection, entry.command(self.python, self.root, run), logs / f"host_{entry.name}.log"),
+                partial(
+                    CommandConnection, entry.command(self.python, self.root, run, cpu=cpu), logs / f"host_{entry.name}.log"
+                ),
                 entry.workers,
                 entry.data_root,
             )

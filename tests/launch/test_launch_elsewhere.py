@@ -338,6 +338,19 @@ def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("device", "answer"), [("cpu", "exec sleep 60"), ("auto", "echo 'GPU-1, 1000, 900, Fake'")])
+def test_a_host_is_asked_for_its_gpus_only_if_a_worker_may_use_one(device, answer, tmp_path):
+    """A driver that hangs ended runs on the CPU, too."""
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(f"#!/bin/sh\n{answer}\n")
+    smi.chmod(0o755)
+    hosts = hosts_file(tmp_path, {"through": ["env", f"PATH={smi.parent}:{os.environ['PATH']}"]})
+    done = launch(write_config(tmp_path / "c"), hosts, tmp_path / "out", "--dry-run", f"runtime.device={device}")
+    assert done.returncode == 0, done.stderr
+    assert ("GPUs Fake GPU-1" in done.stdout) == (device == "auto")
+
+
 def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(elsewhere):
     words = (elsewhere[0].parents[1] / "words").read_text().splitlines()
     assert words[words.index("-p") : words.index("-p") + 3] == ["-p", "99", "me@there"]

@@ -78,18 +78,18 @@ def test_times_in_slurms_format(time):
 
 def test_an_agent_is_a_step_of_one_task_with_all_of_its_node_beside_the_launchers_step(programs, tmp_path):
     write(programs / "srun", ARGUMENTS)
-    hosts = slurm.make_hosts([("n1", 4), ("n7", 2)], python="py", root="~/r", run="run-1", logs=tmp_path)
+    hosts = slurm.make_hosts([("n1", 4), ("n7", 2)], python="py", root="~/r", run="run-1", logs=tmp_path, cpu=True)
     assert [(host.name, host.location, host.workers) for host in hosts] == [("node-0", "n1", 4), ("node-1", "n7", 2)]
     connection = hosts[1].connect()
     _, *words = json.loads(next(iter(connection.reports())))
     connection.close(10)
-    options = {word for word in words if word.startswith("--")} - {"--root", "--run", "--node"}
+    options = {word for word in words if word.startswith("--")} - {"--root", "--run", "--node", "--cpu"}
     assert options == {
         "--quiet", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--nodelist=n7", "--cpus-per-task=2", "--mem=0",
         "--job-name=dpcfl-agent",
     }  # fmt: skip
     module = "dpcfl_net.launch.placement.agent"
-    assert words[len(options) :] == ["py", "-P", "-m", module, "--root", "~/r", "--run", "run-1", "--node", "node-1"]
+    assert words[len(options) :] == ["py", "-P", "-m", module, "--root", "~/r", "--run", "run-1", "--node", "node-1", "--cpu"]
 
 
 def test_an_allocation_that_cannot_be_read_is_a_clear_error(programs, monkeypatch):
