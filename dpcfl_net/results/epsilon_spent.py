@@ -227,10 +227,13 @@ def clients_that_lack_charges(folder: Path, job: Job, curves: list[list[float]])
         job: Its job.
         curves: `epsilon_curves` of both.
     """
-    ledgers = zip(job.protocol.roster, paying_ledgers(folder, job), curves, strict=True)
-    elsewhere = [(entry, len(curve)) for entry, where, curve in ledgers if not (where / JOURNAL).exists()]
-    if not elsewhere:
+    payers = paying_ledgers(folder, job)
+    absent = {where for where in set(payers) if not (where / JOURNAL).exists()}  # one ledger may be that of all clients
+    if not absent:
         return set()
+    elsewhere = [
+        (entry, len(curve)) for entry, where, curve in zip(job.protocol.roster, payers, curves, strict=True) if where in absent
+    ]
     asked: dict[int, int] = {}  # last round of a client's tasks
     for line in runlog.each(RunFolder(folder).messages):
         if line.get("kind") == "TASK" and (client := client_of(line.get("peer"))) is not None:

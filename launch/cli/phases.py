@@ -56,13 +56,15 @@ class Workers:
 
     def phases(self, clients: int) -> list[str]:
         """Return the phase of each client, in client order."""
-        return [self._phase(client) for client in range(max([clients, *(client + 1 for client in self._asked)]))]
+        found = [AWAY] * max(clients, max(self._asked, default=-1) + 1)
+        for client in (self._asked.keys() | self._heard.keys()) - self._stopped:  # of a large roster, few are connected
+            if client < len(found):
+                found[client] = self._phase(client)
+        return found
 
     def _phase(self, client: int) -> str:
         asked = self._asked.get(client, 0)
         heard, kind = self._heard.get(client, (0.0, ""))
-        if client in self._stopped or not (kind or asked):
-            return AWAY
         if kind == "BYE" or self._missed.get(client, 0.0) > heard:
             return GONE
         if asked <= self._answered.get(client, 0):

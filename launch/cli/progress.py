@@ -35,6 +35,19 @@ PAUSE_SLACK_S = 600.0  # a pause lasts longer while a client computes; a crash i
 Row = tuple[str, int, float | None, float | None]
 
 
+@dataclass(frozen=True)
+class Truth:
+    """What the display needs of the true clusters.
+
+    Attributes:
+        sizes: Clients by true cluster; empty if unknown.
+        minority: The smallest true cluster; None if there is none.
+    """
+
+    sizes: dict[int, int]
+    minority: int | None
+
+
 @dataclass
 class ProgressView:
     """Progress of a run at one time.
@@ -125,6 +138,7 @@ class ProgressTail:
             path.stem: JsonlTail(path) for path in (files.metrics, files.clusters, files.messages, files.spans, files.warnings)
         }
         self._mappings: dict[Path, tuple[tuple[int, int], JsonLine]] = {}
+        self._truth: tuple[JsonLine, Truth] | None = None  # of this experiment.json; it has an entry for each client
         self._served: dict[int, JsonLine] = {}
         self._observed: dict[int, JsonLine] = {}
         self._spent: dict[int, list[float | None]] = {}
@@ -172,9 +186,9 @@ class ProgressTail:
             pause=self._pause[0] if time.time() < self._pause[1] else "",
             warnings=list(self._warnings),
         )
-        true = true_clusters(experiment)
-        clients = len(true) or roster_size(protocol)
-        view.clusters, view.grouping = self._rows(true, clients), self._groups(view.round)
+        truth = self._true_clusters(experiment)
+        clients = sum(truth.sizes.values()) or roster_size(protocol)
+        view.clusters, view.grouping = self._rows(truth, clients), self._groups(view.round)
         view.workers = [] if in_one_process(config) else self._workers.phases(clients)
         view.seconds_left = self._left(view)
         self._finish_rounds(view)
@@ -223,18 +237,24 @@ class ProgressTail:
             known = self._mappings[path] = (stamp, read_mapping(path, []))
         return known[1]
 
-    def _rows(self, true: list[int], clients: int) -> list[Row]:
+    def _true_clusters(self, experiment: JsonLine) -> Truth:
+        if self._truth is None or self._truth[0] is not experiment:
+            true = true_clusters(experiment)
+            self._truth = experiment, Truth(sizes(true), minority(true))
+        return self._truth[1]
+
+    def _rows(self, truth: Truth, clients: int) -> list[Row]:
         lines = [self._observed[at] for at in sorted(self._observed)[-2:]]
-        if not true:
+        if not truth.sizes:
             return [_row(ALL_CLIENTS, clients, [number(line.get("accuracy_mean")) for line in lines])] if lines else []
-        by_cluster, smallest = [numbers(line, "accuracy_by_cluster") for line in lines], minority(true)
+        by_cluster = [numbers(line, "accuracy_by_cluster") for line in lines]
         return [
             _row(
-                letter(cluster) + (" minority" if cluster == smallest else ""),
+                letter(cluster) + (" minority" if cluster == truth.minority else ""),
                 count,
                 [row[index] if index < len(row) else None for row in by_cluster],
             )
-            for index, (cluster, count) in enumerate(sizes(true).items())
+            for index, (cluster, count) in enumerate(truth.sizes.items())
         ]
 
     def _groups(self, at: int) -> str:

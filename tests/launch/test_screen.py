@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,30 @@ def test_view_of_a_finished_run(tmp_path: Path) -> None:
     assert view.lines[3].split("  ")[-2] == "epsilon 3.53 of 5"  # 3.5214, rounded up
     assert [row[:2] for row in view.clusters] == [("A minority", 3), ("B", 6), ("C", 6), ("D", 6)]
     assert len(view.workers) == len(true_clusters())
+
+
+def test_repeated_views_do_not_visit_each_client(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    experiment = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    experiment["true_clusters"] = [client % 3 for client in range(10_001)]
+    (folder / "experiment.json").write_text(json.dumps(experiment), encoding="utf-8")
+    write_round(folder, 1, 40)
+    tail, calls = ProgressTail(folder), 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    first = tail.view()
+    sys.setprofile(count)
+    again = tail.view()
+    sys.setprofile(None)
+    assert [row[:2] for row in again.clusters] == [("A", 3334), ("B", 3334), ("C minority", 3333)]
+    assert again == first
+    assert 0 < calls < 5_000
+    experiment["true_clusters"] = [0, 1, 1]
+    (folder / "experiment.json").write_text(json.dumps(experiment), encoding="utf-8")
+    assert [row[:2] for row in tail.view().clusters] == [("A minority", 1), ("B", 2)]
 
 
 def test_an_epsilon_that_lags_behind_says_so() -> None:
