@@ -88,7 +88,7 @@ def make_host(
         if job.protocol.ledger_scope == "dataset":
             with _removed_if_refused(ledger):
                 enrol(algorithm, client, open_data, terms, durable, new_ledger=ledger.is_new)
-        host = _host(job, client, ledger, open_data, engine, _identity(job, client, key_folder))
+        host = _host(job, algorithm, client, ledger, open_data, engine, _identity(job, client, key_folder))
         stack.pop_all()
     return host
 
@@ -106,20 +106,20 @@ def _check_book(job: Job, client: int, ledger: Path, terms: WorkerTerms, durable
 
 
 def _host(
-    job: Job, client: int, ledger: Ledger, open_data: Callable[[Split], Any], engine: Callable[[], Engine] | None,
-    identity: bytes | None,
+    job: Job, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Split], Any],
+    engine: Callable[[], Engine] | None, identity: bytes | None,
 ) -> ClientHost:  # fmt: skip
     """Make the runtime of a client, or of one that holds canaries or is one in an audited run."""
     noise_seed, audit = job.experiment.noise, job.experiment.audit
     if audit is not None and job.protocol.privacy.unit == "client":
         update = audit.update(job.protocol, client)
-        return CanaryUpdateHost(job.algorithm, client, ledger, open_data, update, noise_seed, identity)
+        return CanaryUpdateHost(algorithm, client, ledger, open_data, update, noise_seed, identity)
     if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
         canaries = audit.in_model(job.protocol.model.parameters)
         present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)
-        return AuditedHost(job.algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
+        return AuditedHost(algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
     shared = engine or (lambda: Engine.of(job.protocol))
-    return ClientHost(job.algorithm, client, ledger, open_data, shared, noise_seed, identity)
+    return ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, identity)
 
 
 def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
