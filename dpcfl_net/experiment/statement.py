@@ -32,15 +32,16 @@ NO_DEADLINE = (
 )
 LATE = "tasks that take longer than local.deadline_s, {:g} s: their answers leave at a later multiple of it, which shows some of the time"
 ROUND_TIMES = {
-    "poisson": "duration of rounds: it depends on how many clients a round samples and on which, and who knows the numbers of all rounds "
-    "learns more than epsilon allows",
-    "fixed": "duration of rounds: it depends on which clients a round samples",
+    "poisson": "duration of rounds, and whether a round reaches its quorum: both depend on how many clients a round samples and on which, and "
+    "who knows the numbers of all rounds learns more than epsilon allows",
+    "fixed": "duration of rounds, and whether a round reaches its quorum: both depend on which clients a round samples",
 }
 SAMPLES_SHOW = {
     "poisson": "who is in the sample of a round, for those who see the traffic of the network: messages are encrypted, but only sampled "
     "clients get tasks, and epsilon counts on a secret sample",
-    "fixed": "who is in the sample of a round, for those who see the traffic of the network, and for clients that act together: each knows "
-    "if it was sampled, which tells about the others in a sample of fixed size, and epsilon counts on a secret sample",
+    "fixed": "who is in the sample of a round, for those who see the traffic of the network, and for each other client: it knows if it was "
+    "sampled itself, which tells about the others in a sample of fixed size, above all if they are few or it acts together with some of "
+    "them, and epsilon counts on a secret sample",
 }
 FILES_SHOW = (
     "the run folder and its report, and what is exported or tracked of a run, which belong to the trusted server: messages and the "

@@ -19,8 +19,9 @@ ADJACENCIES = {
         "replace-one": "replace-one: a record exchanged for another",
     },
     "client": {
-        "zero-out": "zero-out: a client added or removed; the number of clients is public",
-        "replace-one": "replace-one: a client exchanged for another",
+        "zero-out": "zero-out: all that a client adds to releases left out; which clients the job has is public, since it lists them",
+        "replace-one": "replace-one: all data of a client exchanged for those of another; which clients the job has is public, since it lists "
+        "them",
     },
 }
 WITH_PARTICIPATIONS = {

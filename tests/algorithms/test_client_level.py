@@ -36,6 +36,7 @@ from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import RAW, CentralSlot
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training.models import build, initial
@@ -451,9 +452,19 @@ def test_the_statement_says_who_can_know_a_sample(tmp_path, sampling_rate, priva
     lines = privacy_statement(job.protocol, None)["not_covered"]
     said = [line for line in lines if line.startswith("who is in the sample of a round")]
     assert len(said) == (others is not None)
-    assert all("the traffic of the network" in line and ("clients that act together" in line) == others for line in said)
+    # One client alone knows its own turns: clients need not act together.
+    assert all("the traffic of the network" in line and ("for each other client" in line) == others for line in said)
     # Who publishes a report publishes its timeline.
     assert any(line.startswith("the run folder and its report") for line in lines) == (others is not None)
+
+
+@pytest.mark.parametrize("privacy", [TRUSTED, REPLACED], ids=["zero-out", "replace-one"])
+def test_the_statement_does_not_say_that_a_client_of_the_job_is_hidden(tmp_path, privacy):
+    """Every worker has the roster, and the promise is also against the other clients."""
+    job = job_for(tmp_path, {"name": "dp-fedavg", "sampling_rate": 0.5}, privacy)
+    assert len({entry.public_key for entry in job.protocol.roster}) == len(job.protocol.roster)
+    adjacency = dict(statement(privacy_statement(job.protocol, None)).facts)["Adjacency"]
+    assert adjacency.endswith("which clients the job has is public, since it lists them")
 
 
 @pytest.mark.parametrize(

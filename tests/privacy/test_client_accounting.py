@@ -124,6 +124,17 @@ def test_never_below_what_members_of_some_kinds_really_lose():
         assert ours < spent(event, accountant="rdp", delta=delta)
 
 
+def test_another_client_alone_may_learn_more_from_its_own_turns_than_is_claimed():
+    """With 1 of 2 clients in a sample, the other one knows the sample: each round that it misses is a release without sampling."""
+    rounds, delta = 20, 1e-2
+    z = calibrate(lambda noise: [FixedSizeGaussian(noise, 1, 2, rounds)], 5, delta, adjacency="replace-one")
+    turns = np.array([math.comb(rounds, k) / 2**rounds for k in range(rounds + 1)])
+    # A replaced client moves a sum by 1 here, by which the noise of samples of fixed size is measured.
+    known = [0.0, *(deltas([SampledGaussian(2 * z, 1.0, k)], [7.13, 7.14], "replace-one") for k in range(1, rounds + 1))]
+    above, below = sum(share * found for share, found in zip(turns, known, strict=True))
+    assert above > delta > below
+
+
 def test_rdp_is_that_of_dp_accounting():
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant

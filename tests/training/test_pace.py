@@ -162,6 +162,8 @@ def test_a_trusted_servers_statement_says_that_rounds_show_their_sample(tmp_path
     lines = [line for line in statement["not_covered"] if line.startswith("duration of rounds")]
     assert len(lines) == len(said)
     assert all(words in line for words, line in zip(said, lines, strict=True))
+    # Which clients a round samples also decides if enough of them answer.
+    assert all("and whether a round reaches its quorum" in line for line in lines)
 
 
 @pytest.mark.parametrize(
