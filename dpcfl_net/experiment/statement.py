@@ -81,6 +81,10 @@ VALIDATED = (
     "have no noise (data.evaluate)"
 )
 FAIRNESS = "F_acc and F_loss: they compare with models that `dpcfl compare --fairness` trained on the clients' training records without noise"
+ATTACKED = (
+    "results of attacks in the run folder and on its report page, which are outside the protocol: they are scored by the clients' records and "
+    "true clusters, without noise, and those of `dpcfl attack invert` show records"
+)
 SELECTIONS = "cluster selections"
 SEARCH = "hyper-parameter search"
 NOT_COVERED = [

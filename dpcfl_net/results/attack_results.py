@@ -15,6 +15,8 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.run_folder import RunFolder
 
+AUDIT = "audit"  # name of the result of an audit
+
 
 @dataclass(frozen=True)
 class AttackResult:
@@ -60,6 +62,15 @@ class AttackResult:
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1))
         return path
+
+
+def has_attacks(run: Path) -> bool:
+    """Return True if a run folder has the result of an attack; an audit is none, since its canaries are no records of clients.
+
+    Args:
+        run: Run folder.
+    """
+    return any(path.stem != AUDIT for path in RunFolder(run).attacks.glob("*.json"))
 
 
 def results(run: Path, notes: list[str]) -> list[AttackResult]:

@@ -21,11 +21,12 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
-from dpcfl_net.experiment.statement import FAIRNESS, NOT_DURABLE, TESTED, VALIDATED, privacy_statement
+from dpcfl_net.experiment.statement import ATTACKED, FAIRNESS, NOT_DURABLE, TESTED, VALIDATED, privacy_statement
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.ledger.book_claims import Budget
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
+from dpcfl_net.results.attack_results import has_attacks
 from dpcfl_net.results.epsilon_spent import clients_that_lack_charges, epsilon_curves, paying_ledgers
 from dpcfl_net.results.number_format import at_most, number
 from dpcfl_net.results.run_files import actual_state, completed_rounds, mapping, report_command
@@ -171,6 +172,8 @@ def _privacy(
         privacy["not_covered"] = [VALIDATED if line == TESTED else line for line in privacy["not_covered"]]
     if any("f_acc" in line for line in observed):
         privacy["not_covered"].append(FAIRNESS)
+    if has_attacks(folder):
+        privacy["not_covered"].append(ATTACKED)
     if not durable:
         privacy["not_covered"].append(NOT_DURABLE)
     # Unknown while the run goes on; a launcher that is killed leaves this.

@@ -1,15 +1,19 @@
-"""Attacks read the records that score them where the run read them."""
+"""Attacks read the records that score them where the run read them, and a promise excepts what they show of these records."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import dpcfl
 
 from dpcfl_net.attacks import membership, reconstruction, recorded_choices, selections
 from dpcfl_net.core.errors import DataMissing
+from dpcfl_net.launch.cli.commands import attack as commands
+from dpcfl_net.results.attack_results import AttackResult
 
 
 @pytest.mark.parametrize(
@@ -35,3 +39,23 @@ def test_an_attack_takes_the_data_folder_of_the_run_or_the_one_given(attack, rea
         attack(folder)
     with pytest.raises(DataMissing, match=r"not in /elsewhere$"):
         attack(folder, root="/elsewhere")
+
+
+@pytest.mark.parametrize(("name", "excepted"), [("invert", True), ("membership", True), ("audit", False)])
+def test_the_promise_of_a_run_excepts_what_an_attack_shows_of_its_records(name, excepted, finished_run, tmp_path):
+    """The grid of `dpcfl attack invert` has training records, on the page that states epsilon; canaries are nobody's records."""
+    folder = Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+    def said():
+        lines = json.loads((folder / "run.json").read_text())["privacy"]["not_covered"]
+        return [line for line in lines if line.startswith("results of attacks")]
+
+    assert said() == []
+    for _ in range(2):
+        commands._keep(folder, AttackResult(name, "Title", "Headline."))
+    lines = said()
+    assert len(lines) == excepted
+    assert ("they are scored by the clients" in (folder / "report.html").read_text()) == excepted
+    (folder / "run.json").unlink()
+    assert dpcfl("report", folder).returncode == 0  # writes run.json again
+    assert said() == lines

@@ -13,7 +13,7 @@ from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD
 from dpcfl_net.attacks.audit.judgement import Bounds
 from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.report import figures
-from dpcfl_net.results.attack_results import AttackResult
+from dpcfl_net.results.attack_results import AUDIT, AttackResult
 
 COLUMNS = ["view", "score", "in, missed", "out, accused", "(a) guesses", "(b) mu-GDP", "(c) tail", "noise/stated", "the claim"]
 
@@ -33,7 +33,7 @@ def page(
         alpha: 1 - confidence of each bound.
     """
     return AttackResult(
-        name="audit",
+        name=AUDIT,
         title="Audit: a lower bound on epsilon",
         headline=_headline(bounds, facts, alpha),
         sentences=[*_sentences(record, facts, alpha), *notes],

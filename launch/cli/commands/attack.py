@@ -137,9 +137,14 @@ def _text(result: AttackResult, width: int | None) -> list[str]:
 
 
 def _keep(run: Path, result: AttackResult) -> Path:
-    """Write the result to RUN/attacks and rewrite the report of the run."""
+    """Write the result to RUN/attacks, except it from the promise of the run, and rewrite its report."""
+    from dpcfl_net.experiment.statement import ATTACKED
     from dpcfl_net.report.page import write_report
+    from dpcfl_net.results.attack_results import has_attacks
+    from dpcfl_net.results.summary import add_not_covered
 
     path = result.write(run)
+    if has_attacks(run):
+        add_not_covered(run, ATTACKED)
     write_report(run)
     return path
