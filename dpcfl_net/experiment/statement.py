@@ -47,6 +47,10 @@ FILES_SHOW = (
     "the run folder and its report, and what is exported or tracked of a run, which belong to the trusted server: messages and the "
     "observer's lines name the clients in the sample of each round, times and bytes tell their number, and epsilon counts on a secret sample"
 )
+TRANSCRIPT_HOLDS = (
+    "the transcript in the run folder, which belongs to the trusted server: with output.transcript full it holds what clients sent, "
+    "without noise"
+)
 COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
     "equal numbers"
@@ -194,7 +198,7 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         central = [slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot)]
         sampled = dict.fromkeys(slot.sampling for slot in central if slot.sample_size < slot.population)
         not_covered += [said[sampling] for sampling in sampled for said in (SAMPLES_SHOW, ROUND_TIMES)]
-        not_covered += [FILES_SHOW] if sampled else []
+        not_covered += [*([FILES_SHOW] if sampled else []), TRANSCRIPT_HOLDS]
     return not_covered
 
 

@@ -454,6 +454,7 @@ def test_the_statement_says_who_can_know_a_sample(tmp_path, sampling_rate, priva
     assert len(said) == (others is not None)
     # One client alone knows its own turns: clients need not act together.
     assert all("the traffic of the network" in line and ("for each other client" in line) == others for line in said)
+    assert any("output.transcript full it holds what clients sent" in line for line in lines)
     # Who publishes a report publishes its timeline.
     assert any(line.startswith("the run folder and its report") for line in lines) == (others is not None)
 
