@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import psutil
-
+from dpcfl_net.core import host_memory
 from dpcfl_net.launch.bench import runs
 from dpcfl_net.launch.bench.figures import OURS, Figure
 from dpcfl_net.launch.bench.options import Options
@@ -21,7 +20,7 @@ def measure(options: Options) -> list[Figure]:
     """Measure rounds in which all clients return the model; each has its own process if memory allows."""
     found = []
     for clients, rounds in {3: 15}.items() if options.quick else COUNTS.items():
-        fits = clients * WORKER_BYTES < psutil.virtual_memory().available / 2
+        fits = clients * WORKER_BYTES < host_memory.available() / 2
         group = 1 if fits else GROUPED
         costs = [runs.noop("cnn", clients, rounds, clients_per_worker=group) for _ in range(min(2, options.times(1)))]
         case = f"{clients} clients" if fits else f"{clients} clients, {group} per process"

@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 from typing import Any
 
+from dpcfl_net.core import host_memory
 from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.experiment.host_costs import processor
 
@@ -14,8 +15,6 @@ PACKAGES = ("torch", "numpy", "opacus", "scikit-learn", "flwr", "ray", "pfl", "g
 
 def describe() -> dict[str, Any]:
     """Return processor, cores, memory and versions of packages."""
-    import psutil
-
     versions = {}
     for name in PACKAGES:
         try:
@@ -25,7 +24,7 @@ def describe() -> dict[str, Any]:
     return {
         "processor": processor(),
         "cores": usable_cores(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(host_memory.total() / 2**30, 1),
         "system": f"{platform.system()}, Python {platform.python_version()}",
         "versions": versions,
     }

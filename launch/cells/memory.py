@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psutil
-
+from dpcfl_net.core import host_memory
 from dpcfl_net.experiment import host_costs
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.cost_prediction import idle_memory
@@ -18,7 +17,7 @@ def note(configs: Sequence[Config], at_once: int, available: int | None = None) 
     Args:
         configs: Configurations of the cells that will run.
         at_once: Cells at once.
-        available: Available memory, bytes; None: ask the operating system.
+        available: Available memory, bytes; None: what this process may use.
 
     Returns:
         A sentence, with a warning if the cells may not fit.
@@ -29,7 +28,7 @@ def note(configs: Sequence[Config], at_once: int, available: int | None = None) 
     host, _ = host_costs.load()
     needed = [_idle(host, config) for config in configs]
     total = sum(sorted(needed, reverse=True)[:at_once])
-    available = psutil.virtual_memory().available if available is None else available
+    available = host_memory.available() if available is None else available
     text = (
         f"{min(at_once, len(configs))} cells at once take about {total / 2**30:.1f} GiB besides their models and batches; "
         f"{available / 2**30:.1f} GiB are available"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dpcfl_net.core import open_files
+from dpcfl_net.core import host_memory, open_files
 from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.files import reason
@@ -211,13 +211,14 @@ def memory_for(clients: int) -> Callable[[], Finding]:
     """Check the memory for this number of workers with a small model."""
 
     def check() -> Finding:
-        import psutil
-
         from dpcfl_net.experiment import host_costs
         from dpcfl_net.experiment.cost_prediction import idle_memory
 
-        free, wanted = psutil.virtual_memory().available, idle_memory(host_costs.load()[0], clients)
-        found = f"{free / 2**30:.1f} GiB available, about {wanted / 2**30:.1f} GiB needed for {clients} workers without their models"
+        free, wanted = host_memory.available(), idle_memory(host_costs.load()[0], clients)
+        found = (
+            f"{free / 2**30:.1f} of {host_memory.total() / 2**30:.1f} GiB available, about {wanted / 2**30:.1f} GiB needed for "
+            f"{clients} workers without their models"
+        )
         if wanted > free:
             return Finding("memory", "fails", found, "lower runtime.max_live_workers, or raise runtime.clients_per_worker")
         return Finding("memory", "good", found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGKILL
 from types import MappingProxyType
 
-from dpcfl_net.core import open_files
+from dpcfl_net.core import host_memory, open_files
 from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
@@ -153,10 +153,8 @@ def local_node(*, cpu: bool) -> Node:
     """
     import socket
 
-    import psutil
-
     from dpcfl_net.training.devices import visible_gpus
 
     gpus = () if cpu else tuple(f"{gpu.name} {gpu.uuid}" for gpu in visible_gpus())
     host = socket.gethostname()
-    return Node(host, host, usable_cores(), psutil.virtual_memory().available, gpus)
+    return Node(host, host, usable_cores(), host_memory.available(), gpus)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dpcfl_net.core import cores
+from dpcfl_net.core import cgroups, cores
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_a_quota_limits_the_cores(own, files, usable, tmp_path, monkeypatch):
         path.write_text(text)
     if own is not None:
         (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(cores, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cores, "OWN", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "OWN", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert cores.usable_cores() == usable
 
