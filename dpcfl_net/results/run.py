@@ -15,7 +15,7 @@ import numpy as np
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
-from dpcfl_net.core.files import shown
+from dpcfl_net.core.files import given_path, shown
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import ADJACENCIES, Adjacency
 from dpcfl_net.experiment import config as configuration
@@ -141,11 +141,11 @@ class RunData:
         path: The run folder.
 
     Raises:
-        ConfigError: If the folder holds no run.
+        ConfigError: If the folder holds no run, or the path is empty.
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path).absolute()  # the caller may change its folder, as by %cd in a notebook
+        self.path = given_path(path, "path").absolute()  # the caller may change its folder, as by %cd in a notebook
         files = RunFolder(self.path)
         files.require(files.config)
 

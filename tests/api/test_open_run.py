@@ -190,6 +190,13 @@ def test_a_relative_path_in_a_folder_that_was_removed_is_a_sentence(tmp_path, mo
         dpcfl.open_run("runs")
 
 
+def test_an_empty_path_is_not_the_run_in_the_current_folder(in_process, monkeypatch):
+    monkeypatch.chdir(in_process.path)
+    with pytest.raises(ConfigError, match=r"^path is '': must be a path; write '\.' for the current folder$"):
+        dpcfl.Run("")
+    assert dpcfl.Run(".").path == in_process.path
+
+
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
     with pytest.raises(dpcfl.ConfigError, match="is not a run folder"):
         dpcfl.open_run(tmp_path)
