@@ -1,7 +1,7 @@
 """Simulator of differentially private clustered federated learning with real processes and an untrusted server.
 
 This module is the public Python API: `import dpcfl_net as dpcfl`. It loads each name on first use, which keeps the import
-fast. See docs/how-to/python.md.
+fast. `help(dpcfl.run)` is a start.
 """
 
 from __future__ import annotations

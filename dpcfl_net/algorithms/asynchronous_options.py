@@ -83,7 +83,7 @@ class MayBeAsynchronous(Options):
     added: ClassVar[tuple[str, ...]] = ("asynchronous",)
     asynchronous: Asynchronous | None = Field(
         default=None,
-        description="rounds that do not wait for slow clients (docs/how-to/asynchronous.md); null: synchronous rounds",
+        description="rounds that do not wait for slow clients; null: synchronous rounds",
     )
 
 

@@ -9,4 +9,6 @@ def advice(extra: str) -> str:
     Args:
         extra: Name of the extra, such as "ray".
     """
-    return f"pip install -e '.[{extra}]' in a checkout of dpcfl_net (from a wheel: docs/how-to/install.md)"
+    return (
+        f"pip install -e '.[{extra}]' in a checkout of dpcfl_net, or pip install 'dpcfl-net[{extra}] @ file:///path/to/the.whl'"
+    )

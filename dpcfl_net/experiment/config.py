@@ -23,7 +23,7 @@ from dpcfl_net.experiment.config_checks import combination_problems, dataset_pro
 from dpcfl_net.experiment.config_options import shared_options, with_algorithm
 from dpcfl_net.experiment.config_overrides import change, outweighed, plain, with_named_sections
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.experiment.packaged import PACKAGED, packaged_names
+from dpcfl_net.experiment.packaged import PACKAGED, packaged_in_place_of, packaged_names
 
 GROUPS, LEAST_GROUP = 32, 100  # with a large roster: most worker processes, and fewest clients in one
 
@@ -40,11 +40,10 @@ def find(name: str | Path) -> Path:
     Raises:
         ConfigError: If it is neither; the message suggests the nearest packaged name.
     """
-    packaged, text = packaged_names(), str(name)
-    if not os.path.isfile(name) and (plain := text.removesuffix(".yaml").removeprefix("configs/")) in packaged:
-        return PACKAGED / f"{plain}.yaml"
+    if (packaged := packaged_in_place_of(name)) is not None:
+        return PACKAGED / f"{packaged}.yaml"
     if not os.path.exists(name):  # False also for an invalid file name
-        raise ConfigError(f"no such configuration file: {name}{hint(text.removesuffix('.yaml'), packaged)}")
+        raise ConfigError(f"no such configuration file: {name}{hint(str(name).removesuffix('.yaml'), packaged_names())}")
     return Path(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PACKAGED = Path(__file__).parents[1] / "configs"
@@ -10,6 +11,16 @@ PACKAGED = Path(__file__).parents[1] / "configs"
 def packaged_names() -> list[str]:
     """Names of the configurations that come with the package, sorted."""
     return sorted(str(path.relative_to(PACKAGED).with_suffix("")) for path in PACKAGED.rglob("*.yaml"))
+
+
+def packaged_in_place_of(name: str | Path) -> str | None:
+    """Return the name of the packaged configuration that a path without a file stands for; None if there is a file, or no such name.
+
+    Args:
+        name: A packaged name, or a path such as "configs/quickstart.yaml" or "quickstart.yaml".
+    """
+    plain = str(name).removesuffix(".yaml").removeprefix("configs/")
+    return plain if not os.path.isfile(name) and plain in packaged_names() else None
 
 
 def packaged() -> dict[str, str]:

@@ -15,12 +15,15 @@ import sys
 import pytest
 from cli_cases import call
 from conftest import ROOT, dpcfl, only_run, write_config
+from doc_commands import program
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.extras import advice
 from dpcfl_net.core.roster import MOST_EPSILON
 from dpcfl_net.data.settings import MOST_CLIENTS
 from dpcfl_net.experiment import config_schema
 from dpcfl_net.experiment.config import load
+from dpcfl_net.experiment.packaged import packaged
 from dpcfl_net.launch.cli import main
 from dpcfl_net.launch.cli.commands import parameters
 from dpcfl_net.launch.new_run import new_folder
@@ -266,6 +269,17 @@ def test_every_summary_of_a_command_fits_into_its_line(group, capsys):
     assert [line for line in listed.splitlines() if line.endswith("...")] == []
 
 
+def test_no_help_names_a_file_that_a_wheel_lacks():
+    groups = [program()]
+    texts = [dpcfl("schema").stdout, *packaged().values(), advice("ray")]
+    for group in groups:
+        for command in group.commands.values():
+            texts += [str(command.help), *(str(getattr(parameter, "help", "")) for parameter in command.params)]
+            groups += [command] if hasattr(command, "commands") else []
+    assert len(texts) > 300
+    assert [text for text in texts if "docs/how-to" in text or ".md" in text.replace("README.md", "")] == []
+
+
 @pytest.mark.parametrize(("command", "word"), [(("attack", "invert"), b"attacking"), (("verify",), b"checking")])
 def test_a_command_shows_in_a_terminal_that_it_computes(tmp_path, command, word):
     shown, terminal = pty.openpty()
@@ -288,6 +302,17 @@ def test_the_version_is_printed_by_both_doors():
     for command in (["-m", "dpcfl_net"], ["-m", "dpcfl_net.launch.cli"]):
         done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, cwd=ROOT, check=True)
         assert done.stdout == f"dpcfl_net {dpcfl_net.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["quickstart.yaml", "configs/quickstart.yaml"])
+def test_a_packaged_configuration_in_place_of_a_file_is_named(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = call(capsys, "run", name, "privacy.epsilon=0")
+    assert done.err.startswith(f"note: there is no file {name} here: using the packaged configuration quickstart\nerror: ")
+    assert call(capsys, "run", "quickstart", "privacy.epsilon=0").err.startswith("error: ")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text((ROOT / "configs" / "quickstart.yaml").read_text())
+    assert call(capsys, "run", name, "privacy.epsilon=0").err.startswith("error: ")
 
 
 def test_a_dry_run_starts_nothing(tmp_path):

@@ -47,7 +47,7 @@ def conformance(
     """Test the privacy claim of another program.
 
     Checks accounting, clipping, sampling and noise of a training function, and audits it with canaries. Exit code 3 if a check fails,
-    4 if none fails and one is undecided. See docs/how-to/conformance.md.
+    4 if none fails and one is undecided.
     """
     from dpcfl_net.core.errors import ConfigError
 

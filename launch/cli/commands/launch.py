@@ -34,7 +34,10 @@ def launch(
             autocompletion=completion.one_of(("local", "ray", "slurm", "ssh")),
         ),
     ] = "local",
-    hosts: Annotated[Path | None, typer.Option(help="ssh: YAML file of the hosts (docs/how-to/multi-host.md)")] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(help="ssh: YAML file of the hosts, as hosts: [{name: a, address: me@a.example.org, workers: 8}]"),
+    ] = None,
     address: Annotated[str | None, typer.Option(help="address that workers connect to (default: auto-detected)")] = None,
     bind: Annotated[str | None, typer.Option(help="address to listen on (default: --address; 0.0.0.0: all interfaces)")] = None,
     ports: Annotated[str, typer.Option(help="ports of coordinator and observer; 0: any free port")] = "0,0",

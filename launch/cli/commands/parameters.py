@@ -66,8 +66,22 @@ def use_log_level(level: str | None) -> str | None:
 
 
 NO_CONFIG = "give a configuration (a YAML file or a name that `dpcfl configs` lists), or --resume RUN"
+
+
+def say_if_packaged(config: Path | None) -> Path | None:
+    """Say so if a packaged configuration stands in for a file that is not there."""
+    from dpcfl_net.experiment.packaged import packaged_in_place_of
+
+    if config is not None and (name := packaged_in_place_of(config)) not in (None, str(config)):
+        typer.echo(f"note: there is no file {config} here: using the packaged configuration {name}", err=True)
+    return config
+
+
 _CONFIG = typer.Argument(
-    metavar="CONFIG", help="YAML file, or a name that `dpcfl configs` lists", autocompletion=completion.configurations
+    metavar="CONFIG",
+    help="YAML file, or a name that `dpcfl configs` lists",
+    autocompletion=completion.configurations,
+    callback=say_if_packaged,
 )
 Config = Annotated[Path, _CONFIG]
 OptionalConfig = Annotated[Path | None, _CONFIG]

@@ -20,6 +20,7 @@ from dpcfl_net.launch.cli.commands.parameters import (
     Resume,
     RunFolder,
     Track,
+    say_if_packaged,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +36,12 @@ def run(
     debug: Annotated[
         bool, typer.Option("--debug", help="run everything in one process, for breakpoints; no transcript")
     ] = False,
-    chaos: Annotated[Path | None, typer.Option(help="YAML file of faults to inject, for tests (docs/how-to/chaos.md)")] = None,
+    chaos: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of faults to inject, for tests, as {seed: 0, processes: [{kill: client 3, at: {round: 2, step: sent}}]}"
+        ),
+    ] = None,
     track: Track = None,
     as_json: AsJson = False,
     log_level: LogLevel = None,
@@ -98,7 +104,12 @@ def _trackers(texts: list[str] | None) -> list[Tracker]:
 def quickstart(
     out: Annotated[Path, typer.Option(help="parent of the run folders")] = Path("runs"),
     config: Annotated[
-        Path, typer.Option(help="YAML file, or a name that `dpcfl configs` lists", autocompletion=completion.configurations)
+        Path,
+        typer.Option(
+            help="YAML file, or a name that `dpcfl configs` lists",
+            autocompletion=completion.configurations,
+            callback=say_if_packaged,
+        ),
     ] = Path("quickstart"),
     as_json: AsJson = False,
     log_level: LogLevel = None,

@@ -41,7 +41,7 @@ def sweep(
     on: Annotated[
         str,
         typer.Option(
-            help="where cells run: local, slurm or ray (docs/how-to/sweeps.md)",
+            help="where cells run: local, slurm or ray",
             autocompletion=completion.one_of(("local", "slurm", "ray")),
         ),
     ] = "local",
