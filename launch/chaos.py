@@ -20,6 +20,7 @@ import psutil
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.clock import since_epoch
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_text
 from dpcfl_net.core.run_folder import RunFolder
@@ -48,8 +49,8 @@ class _Planned:
         action: "kill", "stop" or "full".
         seconds: How long a stop or a full disk lasts.
         hit: Processes that it has hit, and the file-size limit that a full disk replaced.
-        began: Begin, seconds since the epoch; 0 before.
-        until: End, on the monotonic clock.
+        began: Begin, on the monotonic clock; 0 before.
+        until: End, on the same clock.
     """
 
     name: str
@@ -117,7 +118,8 @@ class Chaos:
         """Apply a fault; False if its process does not run."""
         if not self._hit(fault):
             return False
-        fault.began, fault.until = time.time(), time.monotonic() + fault.seconds
+        fault.began = time.monotonic()
+        fault.until = fault.began + fault.seconds
         if fault.action == "kill":
             self._record(fault)
         else:
@@ -154,8 +156,9 @@ class Chaos:
         self._record(fault)
 
     def _record(self, fault: _Planned) -> None:
+        start, end = since_epoch(fault.began, time.monotonic())
         self._spans.write({
-            "who": fault.title, "what": f"fault {fault.action}", "round": fault.moment.round, "start": fault.began, "end": time.time(),
+            "who": fault.title, "what": f"fault {fault.action}", "round": fault.moment.round, "start": start, "end": end,
             "fault": fault.name,
         })  # fmt: skip
 

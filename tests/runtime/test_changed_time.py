@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import zmq
 from api_runs import TINY
 from conftest import SMALL
 
 import dpcfl_net as dpcfl
+from dpcfl_net import launch
 from dpcfl_net.core import runlog
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.release_check import client_endpoint_arguments
+from dpcfl_net.launch.chaos import Chaos
+from dpcfl_net.launch.chaos_file import ChaosFile
 from dpcfl_net.launch.preparation import StepRecorder
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
@@ -52,6 +57,22 @@ def test_steps_of_the_preparation_have_no_negative_durations(set_back, tmp_path:
     steps.end()
     (span,) = runlog.each(tmp_path / "spans.jsonl")
     assert 0 <= span["end"] - span["start"] < BACK_S
+
+
+def test_faults_have_no_negative_durations(set_back, tmp_path: Path, monkeypatch):
+    plan = ChaosFile.model_validate(
+        {"seed": 0, "processes": [{"stop": "client 1", "at": {"round": 1, "step": "sent"}, "seconds": 0.2}]}
+    )
+    with subprocess.Popen(["sleep", "60"]) as process, contextlib.closing(Chaos(tmp_path, plan, 2)) as chaos:
+        monkeypatch.setattr(launch.chaos, "running_processes", lambda logs: {"client 1": [psutil.Process(process.pid)]})
+        with contextlib.closing(runlog.Lines(tmp_path / "messages.jsonl")) as messages:
+            messages.write({"kind": "TASK", "peer": "client 1", "round": 1, "task": "train"})
+        while not (spans := list(runlog.each(tmp_path / "spans.jsonl"))):
+            chaos.tick()
+        process.kill()
+    (span,) = spans
+    assert span["what"] == "fault stop"
+    assert 0.2 <= span["end"] - span["start"] < BACK_S
 
 
 def test_a_worker_reports_no_negative_durations(set_back, tmp_path: Path):
