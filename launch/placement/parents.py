@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -96,8 +97,19 @@ def pids() -> set[int]:
 
 
 @atexit.register
+def _close_at_exit() -> None:
+    """End both fork servers when this process exits. Python would print the traceback of a further Ctrl-C, which has nothing to end."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
+    try:
+        close()
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
 def close() -> None:
-    """End both fork servers, also when this process exits. Processes that they have forked continue."""
+    """End both fork servers. Processes that they have forked continue."""
     global _libraries, _workers
     with _lock:
         for server in (_workers, _libraries):

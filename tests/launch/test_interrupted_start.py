@@ -71,3 +71,24 @@ def test_ctrl_c_while_commands_are_imported_prints_nothing(tmp_path):
     command = [sys.executable, "-m", "dpcfl_net", "configs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_while_a_command_exits_prints_nothing():
+    """It came while the command waited for the end of its fork server; Python prints what an exit handler raises."""
+    program = """
+import os, signal
+from dpcfl_net.launch.placement import parents
+from dpcfl_net.launch.placement.child import ForkServer
+
+def close(self, close=ForkServer.close):
+    os.kill(os.getpid(), signal.SIGINT)
+    close(self)
+
+ForkServer.close = close
+parents.warm()
+raise SystemExit(130)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
