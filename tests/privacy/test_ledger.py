@@ -468,6 +468,37 @@ def test_a_damaged_state_is_noticed_although_its_answer_is_no_longer_kept(folder
         open_ledger(folder)
 
 
+def test_more_damaged_answers_than_a_crash_can_have_cut_are_refused_and_stay(folder):
+    """An older client state would pass for the newest one, and the damaged file that shows it was removed."""
+    with open_ledger(folder) as ledger:
+        for number in range(4, 9):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"bytes"))
+        debit(ledger, 9)
+    (folder / "releases" / "9.answer").write_bytes(b"cut")
+    (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
+    whole = path.read_bytes()
+    path.write_bytes(b"!" + whole[1:])
+    for _ in range(2):
+        with pytest.raises(
+            LedgerError, match=f"{path.name} and 9.answer: the first line is damaged; a crash can have cut 1, not all"
+        ):
+            open_ledger(folder)
+    path.write_bytes(whole)
+    with open_ledger(folder) as ledger:
+        assert ledger.state("job") == b"state 3"
+
+
+def test_a_damaged_answer_beside_a_charge_without_one_stays(folder):
+    """It was removed as one that a crash cut short, before its absence was noticed."""
+    with open_ledger(folder) as ledger:
+        debit(ledger, 4)
+    (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
+    path.write_bytes(b"!" + path.read_bytes()[1:])
+    with pytest.raises(LedgerError, match="the result of entry 3 is missing or damaged"):
+        open_ledger(folder)
+    assert path.exists()
+
+
 @pytest.mark.parametrize("charged", [(), (4,), (4, 5)])
 @pytest.mark.parametrize("removed", [2, 3])
 def test_a_removed_answer_is_noticed_before_an_older_state_is_used(folder, removed, charged):
@@ -478,7 +509,7 @@ def test_a_removed_answer_is_noticed_before_an_older_state_is_used(folder, remov
     files = [path for path in (folder / "releases").iterdir() if b"bytes %d" % removed in path.read_bytes()]
     (only,) = files
     only.unlink()
-    with pytest.raises(LedgerError, match=f"the result of entry {removed} is missing") as error:
+    with pytest.raises(LedgerError, match=f"the result of entry {removed} is missing or damaged") as error:
         open_ledger(folder)
     assert error.value.code == "ledger-broken"
 

@@ -353,8 +353,8 @@ class Ledger:
         if begun is not None and begun["type"] in ("debit", "torn"):
             self._enter(Entry(self._next, "torn", **{name: begun[name] for name in ("job", "round", "kind", "id")}))
         self._releases = ReleaseStore(self.folder / RELEASES, self._disk, self._entries, journal.with_key(answered=False))
-        self._releases.remove_cut()
         self._check_results()
+        self._releases.remove_cut()
         for sequence in (*journal.with_key(answered=False), *journal.with_key(answered=True)):
             if sequence in self._releases:
                 journal.erase(sequence)
@@ -374,7 +374,7 @@ class Ledger:
                 # With a mark it was answered and is not stored: its key may be erased at the end of the run.
                 erased = slots[entry.sequence].key is None and not slots[entry.sequence].answered
                 if erased and entry.round in kept and entry.sequence not in self._releases:
-                    raise broken(f"{self.folder / RELEASES}: the result of entry {entry.sequence} is missing")
+                    raise broken(f"{self.folder / RELEASES}: the result of entry {entry.sequence} is missing or damaged")
 
     def _enter(self, entry: Entry, key: bytes | None = None) -> None:
         """Add an entry: durably to the journal, then to ledger.jsonl."""

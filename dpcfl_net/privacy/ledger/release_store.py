@@ -68,7 +68,8 @@ class ReleaseStore:
         pending: Debits that have no result as far as the journal knows: a crash may have cut theirs.
 
     Raises:
-        LedgerError: "ledger-broken" for a file that belongs to no debit of `entries` or that no crash can have left.
+        LedgerError: "ledger-broken" for a file that belongs to no debit of `entries`, and for more damaged files than crashes can
+            have left, one for each debit of `pending`.
     """
 
     def __init__(self, folder: Path, disk: Disk, entries: Sequence[Entry], pending: Collection[int]) -> None:
@@ -77,14 +78,21 @@ class ReleaseStore:
         self._files: dict[int, Path] = {}  # file of each kept result
         self._free: list[Path] = []
         self._cut: list[Path] = []
+        damaged = []
         for path in sorted(folder.glob("*.answer")):
             header = _read_header(path, entries)
-            if header is None and not pending:
-                raise broken(f"{path}: the first line is damaged")
+            if header is None:
+                damaged.append(path)
             if header is None or (header["sequence"] in pending and not _intact(path, header)):
                 self._cut.append(path)
             else:
                 self._headers[header["sequence"]], self._files[header["sequence"]] = header, path
+        cut = sum(sequence not in self._headers for sequence in pending)  # by crashes, at most
+        if len(self._cut) > cut:
+            names = " and ".join(path.name for path in damaged or self._cut)
+            raise broken(
+                f"{folder}, {names}: the first line is damaged" + (f"; a crash can have cut {cut}, not all" if cut else "")
+            )
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._headers
