@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
@@ -29,7 +31,7 @@ def run(path: Path, overrides: list[str], out: Path, options: launch.Options) ->
         The exit code, and run.json (empty if nothing began) with the run folder as `folder`.
 
     Raises:
-        ConfigError: Outside of a batch job.
+        ConfigError: Outside of a batch job, or if the run folder is that of an earlier job with the same id.
         RunFailed: If the run failed, or if the time limit is too short for one round.
     """
     job, limit = slurm_batch.job_id(), slurm_batch.TimeLimit()
@@ -38,6 +40,11 @@ def run(path: Path, overrides: list[str], out: Path, options: launch.Options) ->
     files = RunFolder(folder)
     before = rounds_in(files.checkpoints)
     if files.operator_key.exists() and files.placement.exists():  # the key is the last file of a job
+        if not slurm_batch.restarts():
+            raise ConfigError(
+                f"{folder} is the run of an earlier job {job}, and SLURM has not started this job before: its ids were used again; rename "
+                f"the folder, or resume its run: dpcfl launch --resume {shlex.quote(str(folder))} --on slurm"
+            )
         print(f"job {job} was started again ({slurm_batch.restarts()}): resuming {folder}", flush=True)
         code = launch.resume(folder, options)
         found = {"folder": folder, **runs.document(folder)}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cli_cases import call
+from conftest import write_config
 from fake_slurm import options_of
 
 from dpcfl_net.core.errors import ConfigError
@@ -104,3 +107,24 @@ def test_an_allocation_that_cannot_be_read_is_a_clear_error(programs, monkeypatc
         slurm.allocation()
     write(programs / "scontrol", '#!/bin/sh\n[ "$*" = "show hostnames n[1-3]" ] && printf "n1\\nn2\\nn3\\n"\n')
     assert slurm.allocation() == [("n1", 72), ("n2", 72), ("n3", 36)]
+
+
+def test_a_job_does_not_resume_the_run_of_an_earlier_one_with_its_id(tmp_path, capsys, monkeypatch):
+    """Job ids begin again when SLURM's database is made anew, or after the largest."""
+    config, before = write_config(tmp_path / "c"), signal.getsignal(signal.SIGUSR1)
+    folder = tmp_path / "out" / "small-r-dpcfl-slurm-7"
+    folder.mkdir(parents=True)
+    for name in ("operator.pub", "placement.json"):
+        (folder / name).write_text("of an earlier job")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    try:
+        done = call(capsys, "launch", config, "--on", "slurm", "--requeue", "--out", tmp_path / "out")
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"error: {folder} is the run of an earlier job 7, and SLURM has not started this job before")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        done = call(capsys, "launch", config, "--on", "slurm", "--requeue", "--out", tmp_path / "out")
+        assert done.out.startswith(f"job 7 was started again (1): resuming {folder}")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (folder / "operator.pub").read_text() == "of an earlier job"
