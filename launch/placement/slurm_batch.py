@@ -15,6 +15,7 @@ from types import FrameType
 from dpcfl_net.core.errors import ConfigError, RunFailed
 
 STOP_S = 60  # before the time limit SLURM sends USR1, so that the run stops cleanly; SLURM may send it a minute earlier
+SHORTEST_S = 2 * STOP_S  # with a shorter limit the signal may come before the run has begun
 TIME = re.compile(r"(\d{1,4}-)?\d{1,6}(:\d{1,2}){0,2}")
 MEMORY = re.compile(r"[1-9]\d{0,8}[KMGT]?")
 # Set by the programs that write the scripts.
@@ -29,7 +30,7 @@ class Resources:
         nodes: Number of nodes.
         cpus: CPUs per node.
         gpus: GPUs per node.
-        time: Time limit in SLURM's format.
+        time: Time limit in SLURM's format, above 2 minutes.
         memory: Memory per node in SLURM's format; None: the cluster's default.
         partition: Partition; None: the cluster's default.
         account: Account; None: the user's default.
@@ -52,6 +53,12 @@ class Resources:
         problems = []
         if not TIME.fullmatch(self.time):
             problems.append(f"--time is {self.time!r}: must be in SLURM's format, for example 2:00:00")
+        elif 0 < _seconds(self.time) <= SHORTEST_S and not any(
+            item.partition("=")[0] in ("signal", "time") for item in self.more
+        ):
+            problems.append(
+                f"--time is {self.time!r}: must be above 2 minutes, since the run is stopped one to two minutes before the limit"
+            )
         if self.memory is not None and not MEMORY.fullmatch(self.memory):
             problems.append(f"--memory is {self.memory!r}: must be a number with K, M, G or T, for example 4G")
         for name, value in (("--partition", self.partition), ("--account", self.account)):
@@ -101,7 +108,16 @@ def script(command: str, name: str, resources: Resources, **more: str | None) ->
         key, equals, value = item.partition("=")
         options[key] = value if equals else None
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={_quoted(value)}") for key, value in options.items()]
-    return "\n".join(["#!/bin/bash", *lines, "", "set -eu", f"exec {command}", ""])
+    # USR1 may come before the command handles it, as while it loads its libraries: it would end it without a word.
+    return "\n".join(["#!/bin/bash", *lines, "", "set -eu", "trap '' USR1", f"exec {command}", ""])
+
+
+def _seconds(time: str) -> int:
+    """Convert a time limit to seconds: minutes, minutes:seconds, hours:minutes:seconds, or DAYS-hours:minutes:seconds; 0: no limit."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    unit = 3600 if dash or len(parts) == 3 else 60
+    return 86_400 * int(days or 0) + sum(part * unit // 60**place for place, part in enumerate(parts))
 
 
 def job_id() -> str:

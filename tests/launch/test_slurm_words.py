@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -77,6 +78,26 @@ def test_times_in_slurms_format(time):
     assert Resources(time=time).time == time
     with pytest.raises(ConfigError, match="--time is"):
         Resources(time=f"{time}h")
+
+
+@pytest.mark.parametrize(("time", "enough"), [
+    ("1", False), ("2", False), ("2:00", False), ("0:02:00", False), ("0-0:2", False), ("2:01", True), ("3", True), ("0:02:01", True),
+    ("1:00:00", True), ("0-1", True), ("1-0", True),
+])  # fmt: skip
+def test_a_time_limit_leaves_room_before_its_signal(time, enough):
+    """The signal came before the run had begun, and the job ended without a word."""
+    if enough:
+        assert Resources(time=time).time == time
+        return
+    with pytest.raises(ConfigError, match=r"--time is .*: must be above 2 minutes"):
+        Resources(time=time)
+    assert Resources(time=time, more=("signal=B:USR1@20",)).time == time
+
+
+def test_a_signal_before_the_command_handles_it_does_not_end_it(tmp_path):
+    program = shlex.join([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print('begins')"])
+    script = write(tmp_path / "script", slurm_batch.script(program, "n", Resources()))
+    assert subprocess.run([script], capture_output=True, text=True, check=False).stdout == "begins\n"
 
 
 def test_an_agent_is_a_step_of_one_task_with_all_of_its_node_beside_the_launchers_step(programs, tmp_path):
