@@ -118,8 +118,8 @@ def is_held(folder: Path) -> bool | None:
         folder: The run folder.
 
     Returns:
-        False if no process does; None if this is unknown: there is no lock file (processes that were started manually, a copied
-        folder), it belongs to another user, or the file system has no locks.
+        False if no process does; None if this is unknown: there is no lock file (a copied folder, or that of an observer that was
+        started manually), it belongs to another user, or the file system has no locks.
     """
     if not RunFolder(folder).lock.exists():
         return None

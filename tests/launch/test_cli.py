@@ -14,11 +14,13 @@ import sys
 
 import pytest
 from cli_cases import call
-from conftest import ROOT, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, dpcfl, only_run, write_config
 from doc_commands import program
+from engines import until
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
+from dpcfl_net.core.locks import is_held
 from dpcfl_net.core.roster import MOST_EPSILON
 from dpcfl_net.data.settings import MOST_CLIENTS
 from dpcfl_net.experiment import config_schema
@@ -221,6 +223,23 @@ def test_an_open_secret_key_is_refused(made_job, tmp_path):
     assert done.returncode == 3
     assert "key-permissions" in done.stderr
     assert "chmod 600" in done.stderr
+
+
+def test_the_folder_of_a_coordinator_that_was_started_manually_is_in_use(made_job, tmp_path, capsys):
+    """It was verified while it ran, and a second coordinator wrote into it, too."""
+    run = shutil.copytree(made_job, tmp_path / "run")
+    command = [
+        "coordinator", made_job / "protocol.json", "--bind", "tcp://127.0.0.1:*", "--keys", made_job / "keys",
+        "--operator-key", made_job / "operator.pub", "--out", run,
+    ]  # fmt: skip
+    with subprocess.Popen([*DPCFL, *map(str, command)], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            until((run / "addresses" / "coordinator").exists, 60, "the coordinator does not listen")
+            assert f"error: {run} is running: verify it after it has ended" in call(capsys, "verify", run).err
+            assert call(capsys, *command).err == f"error: {run} is being run by another process\n"
+        finally:
+            process.kill()
+    assert is_held(run) is False
 
 
 def test_an_orphan_leaves_by_itself(made_job, tmp_path):

@@ -75,6 +75,7 @@ def coordinator(
     log_level: LogLevel = None,
 ) -> None:
     """Start the coordinator of a job on this host."""
+    from dpcfl_net.core.locks import run_lock
     from dpcfl_net.core.process_log import log_to_stderr
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.runtime.coordinator import run_coordinator
@@ -87,7 +88,8 @@ def coordinator(
         quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout, pause_s=pause, keep_releases=keep_releases,
     )  # fmt: skip
     log_to_stderr()
-    run_coordinator(spec)
+    with run_lock(out):
+        run_coordinator(spec)
 
 
 def aggregator(
