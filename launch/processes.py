@@ -15,6 +15,7 @@ from typing import Any
 
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import DpcflError, RunFailed
+from dpcfl_net.core.files import reason
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
@@ -37,6 +38,7 @@ from dpcfl_net.launch.restarts import Restarts
 from dpcfl_net.results.rounds import unmeasured_rounds
 from dpcfl_net.runtime.specs import CoordinatorSpec, ObserverSpec
 from dpcfl_net.training.compute_semaphore import host_folder
+from dpcfl_net.transport import loopback
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
 
 _log = logging.getLogger(__name__)
@@ -80,8 +82,14 @@ class FederationRun:
     def warm(self) -> None:
         """See `run_kinds.Run`."""
         require_netem(self.config)
-        if isinstance(self.placement, LocalPlacement):
-            host_folder()  # without it all workers fail, one restart after another
+        if isinstance(self.placement, LocalPlacement):  # without these all workers fail, one restart after another
+            host_folder()
+            try:
+                loopback.connect()
+            except OSError as error:
+                raise RunFailed(
+                    f"no process of this machine can connect over 127.0.0.1 ({reason(error)}): {loopback.REPAIR}"
+                ) from None
         parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:

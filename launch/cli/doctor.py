@@ -8,7 +8,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -305,15 +304,12 @@ def processes_for(clients: int) -> Callable[[], Finding]:
 
 def loopback() -> Finding:
     """Check that a socket on 127.0.0.1 accepts a connection."""
+    from dpcfl_net.transport import loopback as interface
+
     try:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port = listening.getsockname()[1]
-            with socket.create_connection(("127.0.0.1", port), timeout=5):
-                pass
+        port = interface.connect()
     except OSError as error:
-        return Finding(
-            "loopback", "fails", f"no connection over 127.0.0.1: {error}", "bring up the interface lo: ip link set lo up"
-        )
+        return Finding("loopback", "fails", f"no connection over 127.0.0.1: {reason(error)}", interface.REPAIR)
     return Finding("loopback", "good", f"a connection over 127.0.0.1 works (port {port})")
 
 

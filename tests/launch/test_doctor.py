@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import shutil
+import socket
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from api_runs import TINY
 from conftest import dpcfl
 from full_disk import files_do_not_grow
 
+import dpcfl_net as package
 from dpcfl_net.launch.cli import doctor
 from dpcfl_net.training import nvidia_smi
 
@@ -88,3 +92,18 @@ def test_a_folder_that_cannot_be_written_is_a_finding_among_the_others(folder, m
     assert by_name["disk"].fix == "start commands in another folder, or give --out DIR"
     assert by_name["key files"].verdict == ("good" if folder == "full" else "note")
     assert by_name["data sets"].found.startswith("digits")
+
+
+def test_a_loopback_interface_that_is_down_is_said_before_processes_start(tmp_path, monkeypatch):
+    """Processes listened, and restarted every minute, since no other could connect."""
+
+    def unreachable(*_, **__):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    assert found("loopback").verdict == "fails"
+    with pytest.raises(
+        package.RunFailed, match=r"no process of this machine can connect over 127\.0\.0\.1 \(network is unreachable\): "
+    ):
+        package.run({**TINY, "runtime": {"federation": "network"}}, tmp_path / "out", progress=False)
+    assert not list((tmp_path / "out").glob("*"))
