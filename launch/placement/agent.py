@@ -210,6 +210,8 @@ class Agent:
         return LOOK_S if self._aggregator is not None and self._aggregator.starting else LEDGER_S
 
     def _prepare_keys(self, command: PrepareKeys) -> PublicKeys:
+        if command.runtime is not None:
+            deal(command.runtime, 1)
         folder = self._files.keys
         missing = [c for c in command.clients if command.existing and not keys.secret_path(folder, client_key(c)).exists()]
         if missing:

@@ -33,13 +33,17 @@ class Message(StrictModel):
 
 
 class PrepareKeys(Message):
-    """Command: create the keys of these clients, or check that they exist if `existing` is set."""
+    """Command: create the keys of these clients, or check that they exist if `existing` is set.
+
+    With `runtime` the host first checks that it has the GPUs which this asks for, before a job with the new keys is signed.
+    """
 
     do: Literal["prepare-keys"] = "prepare-keys"
     clients: list[Annotated[int, Field(ge=0)]]
     existing: bool
     identities: bool = False  # True for a job with secure sums, whose clients also sign
     aggregator: Annotated[int, Field(ge=0)] | None = None  # number of the host's aggregator, which has a key pair, too
+    runtime: RuntimeSettings | None = None
 
 
 class SetJob(Message):

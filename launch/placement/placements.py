@@ -49,18 +49,20 @@ class KeyOwners:
         size: Clients per worker process.
         identities: Create the pairs with which clients sign messages of secure sums, too.
         groups: Clients of each aggregator.
+        runtime: Settings whose GPUs each host must have.
     """
 
     clients: int
     size: int
     identities: bool
     groups: tuple[range, ...]
+    runtime: RuntimeSettings
 
     @classmethod
     def of(cls, config: Config) -> KeyOwners:
         """Return those of a configuration."""
         clients, runtime = config.data.client_count, config.runtime
-        return cls(clients, runtime.clients_per_worker, config.privacy.secure, tuple(runtime.groups(clients)))
+        return cls(clients, runtime.clients_per_worker, config.privacy.secure, tuple(runtime.groups(clients)), runtime)
 
 
 class Placement(Protocol):

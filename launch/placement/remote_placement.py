@@ -134,7 +134,8 @@ class RemotePlacement:
         for agent in self._agents:
             if assigned := self._clients_of(agent, owners.clients):
                 agent.ask_for_keys(PrepareKeys(
-                    clients=assigned, existing=self._assigned is not None, identities=owners.identities, aggregator=agent.aggregator
+                    clients=assigned, existing=self._assigned is not None, identities=owners.identities, aggregator=agent.aggregator,
+                    runtime=owners.runtime,
                 ))  # fmt: skip
         for agent in dict.fromkeys(self._agent_of):
             agent.wait_for(agent.has_keys, HELLO_S)

@@ -198,7 +198,7 @@ def test_an_aggregator_that_was_not_started_does_not_listen():
 
 # a resumed run
 
-OWNERS = KeyOwners(clients=2, size=1, identities=False, groups=())
+OWNERS = KeyOwners(clients=2, size=1, identities=False, groups=(), runtime=RuntimeSettings())
 
 
 def test_a_resumed_run_needs_its_hosts(tmp_path):

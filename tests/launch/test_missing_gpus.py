@@ -12,6 +12,7 @@ from api_runs import TINY
 from cli_cases import call
 
 import dpcfl_net as dpcfl
+from dpcfl_net.launch import new_run
 from dpcfl_net.launch.placement import parents
 
 SAID = "error: runtime.device is 'cuda': no such GPU here; visible: none"
@@ -89,3 +90,17 @@ def test_a_host_that_only_starts_workers_elsewhere_needs_none(config, tmp_path, 
     done = call(capsys, "launch", config, "runtime.device=cuda", *elsewhere, "--dry-run")
     assert (done.code, done.err) == (0, "")
     assert call(capsys, "job", config, "runtime.device=cuda", "--out", tmp_path / "job").code == 0
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_host_without_the_gpu_says_it_before_a_job_is_signed(device, config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(new_run, "make_job", lambda *_: pytest.fail("a job was made"))
+    hosts = tmp_path / "hosts.yaml"
+    host = {"name": "far", "through": ["env"]}
+    hosts.write_text(yaml.safe_dump({"python": sys.executable, "root": str(tmp_path / "root"), "hosts": [host]}))
+    elsewhere = ["--on", "ssh", "--hosts", hosts, "--address", "127.0.0.1", "--out", tmp_path / "out"]
+    done = call(capsys, "launch", config, f"runtime.device={device}", "runtime.federation=network", *elsewhere)
+    assert done.code == 4
+    assert done.err.startswith(f"error: host far: runtime.device is {device!r}: no such GPU here; visible: none")
+    assert not (tmp_path / "root").exists()
