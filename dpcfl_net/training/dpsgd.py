@@ -182,8 +182,7 @@ class Trainer:
         """Sizes of physical batches, and the rows in them."""
         if room is not None:
             size, cut = padded(rows[:room], room)
-        elif devices.torch_device().type != "cpu":
-            # A GPU's kernels are chosen by much more than the shape: one shape serves all.
+        elif _has_one_size(room):
             size, cut = self.slots, pieces(rows, self.slots)
         else:
             wanted = sizes(len(rows), self.slots)
@@ -195,11 +194,15 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x and y of a physical batch of at least `size` slots."""
         x, y = data.batch(rows, size)
-        if weights.device.type == "cpu":
-            fitting = self._same_bits.fitting if room is None else self._same_bits.alike
-            right = fitting(size, tuple(x.shape[1:]), weights.dtype)
-            x, y = (x, y) if right == size else data.batch(rows, right)
+        fitting = self._same_bits.alike if _has_one_size(room) else self._same_bits.fitting
+        right = fitting(size, tuple(x.shape[1:]), weights.dtype)
+        x, y = (x, y) if right == size else data.batch(rows, right)
         return x.to(weights.device), y.to(weights.device)
+
+
+def _has_one_size(room: int | None) -> bool:
+    """True if all physical batches have one size. A GPU's kernels are chosen by much more than the shape: one shape serves all."""
+    return room is not None or devices.torch_device().type != "cpu"
 
 
 class Evaluator:

@@ -19,7 +19,7 @@ set S of all drawn records, and a data set in which i is emptied or replaced:
      n). Batches of one fixed size have this too, as the coin of i moves all later records by one slot. Epsilon assumes real
      arithmetic for it.
 
-Where time must not depend on |S| (`pace.room`), sizes are fixed (`padded`), and their slots are compared too.
+Where time must not depend on |S| (`pace.room`), and on a GPU, all batches have one size, whose slots are compared too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.training import synthetic
+from dpcfl_net.training import devices, synthetic
 
 if TYPE_CHECKING:
     from dpcfl_net.training.engine import GradientEngine
@@ -129,16 +129,18 @@ class SameBits:
 
         Without a shift the first slots hold each record once, in order.
         """
+        device = devices.torch_device()
+        theta = self._theta.to(device)
         if not len(self._records):
-            classes = self._engine.logits(self._theta, synthetic.records(self._module, shape, 1)).shape[1]
+            classes = self._engine.logits(theta, synthetic.records(self._module, shape, 1).to(device)).shape[1]
             self._records = synthetic.records(self._module, shape, max(synthetic.RECORDS, math.ceil(_COMPARED / classes)))
         count = len(self._records)
         places = (torch.arange(size * math.ceil(count / size)) + shift) % count
-        theta, labels, batches = self._theta.to(dtype), torch.zeros(size, dtype=torch.int64), []
+        theta, labels, batches = theta.to(dtype), torch.zeros(size, dtype=torch.int64, device=device), []
         with torch.no_grad():
             for some in places.split(size):
-                logits, parts = self._engine.gradients(theta, self._records[some], labels)
-                batches.append([logits, *(part.squared_norms() for part in parts)])
+                logits, parts = self._engine.gradients(theta, self._records[some].to(device), labels)
+                batches.append([logits.cpu(), *(part.squared_norms().cpu() for part in parts)])
         return places, [torch.cat(each) for each in zip(*batches, strict=True)]
 
 

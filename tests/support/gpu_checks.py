@@ -97,6 +97,17 @@ def neighbours(device: Device) -> None:
                     assert torch.equal(getattr(a, field)[3], getattr(b, field)[3])
 
 
+def slots(device: Device) -> None:
+    """A record's clipped gradient has the same bits in every slot of a batch."""
+    devices.use(device)
+    data = Images(4, seed=1)
+    data.x[1:] = torch.nan
+    for path in PATHS:
+        trainer = small(path=path)
+        orders = [[1] * place + [0] + [2] * (trainer.slots - place - 1) for place in range(trainer.slots)]
+        assert len({trainer.clipped_sum(start(), data, np.array(rows)).tobytes() for rows in orders}) == 1, path
+
+
 def gives_back(device: Device) -> None:
     """After `release` torch's allocator holds no memory after any computation; the same objects work in the next lease."""
     devices.use(device)
@@ -145,7 +156,7 @@ def resnet(device: Device) -> None:
     assert 0 < np.linalg.norm(first) <= 6
 
 
-CHECKS = {check.__name__: check for check in (near_cpu, repeats, noise, removes, neighbours, gives_back, capped, resnet)}
+CHECKS = {check.__name__: check for check in (near_cpu, repeats, noise, removes, neighbours, slots, gives_back, capped, resnet)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.clipping import GradientBlock, Rows
 from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.privacy.slots import DPSGDSlot
-from dpcfl_net.training import models, synthetic
+from dpcfl_net.training import dpsgd, models, synthetic
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.engine import GradientEngine
 from dpcfl_net.training.gradient_engines import choose
@@ -154,6 +155,17 @@ def test_a_largest_batch_whose_slots_differ_is_not_used(room: int | None) -> Non
     everywhere = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=4, path=Alternating(engine, set(range(200))))
     with pytest.raises(ConfigError, match="from 8 to 88 that were tried: the sum would show where a record lies"):
         everywhere.clipped_sum(start(), data, np.arange(4), room=room)
+
+
+def test_on_a_gpu_the_slots_of_the_only_size_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were not, although a coin of sampling moves records by one slot there, too. The weights are those of another device."""
+    monkeypatch.setattr(dpsgd, "devices", SimpleNamespace(torch_device=lambda: torch.device("meta")))
+    module, weights = models.build("digits-cnn", (1, 8, 8), 10), torch.from_numpy(start()).to("meta")
+    engine = choose(module, "fast", (1, 8, 8))[1]
+    trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=4, path=Alternating(engine, {4, 8, 12}))
+    (size, rows), *others = trainer._batches(np.arange(12), None)
+    assert (size, [len(each) for _, each in others]) == (8, [4])
+    assert len(trainer._batch(Images(40), rows, size, weights, None)[0]) == 16
 
 
 @pytest.mark.parametrize("width", [(784, 64, 2), (345, 75, 2), (68, 3, 98), (64, 2)])
