@@ -64,9 +64,15 @@ def test_ctrl_c_ends_no_process_that_has_just_begun_and_prints_nothing(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_ctrl_c_while_commands_are_imported_prints_nothing(tmp_path):
-    """With code 130, although CPython ends with SIGINT after one within an exec of text, as dataclasses make."""
-    (tmp_path / "typer.py").write_text("exec('raise KeyboardInterrupt')")
+@pytest.mark.parametrize("name", ["typer", "sitecustomize"])
+def test_ctrl_c_while_commands_are_imported_prints_nothing(tmp_path, name):
+    """With code 130, although CPython ends with SIGINT after one within an exec of text, as dataclasses make.
+
+    One of the imports is that of the modules which report errors.
+    """
+    errors = "import sys; sys.modules['dpcfl_net.launch.cli.errors'] = Pressed()"
+    pressed = "class Pressed:\n    def __getattr__(self, name):\n        exec('raise KeyboardInterrupt')\n"
+    (tmp_path / f"{name}.py").write_text("exec('raise KeyboardInterrupt')" if name == "typer" else pressed + errors)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", "dpcfl_net", "configs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
