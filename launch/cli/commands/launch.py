@@ -57,7 +57,7 @@ def launch(
     nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: nodes")] = 1,
     cpus: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: CPUs of each node")] = 1,
     gpus: Annotated[int, typer.Option(min=0, max=10_000, help="--sbatch: GPUs of each node")] = 0,
-    time: Annotated[str, typer.Option(help="--sbatch: time limit in SLURM's format")] = "1:00:00",
+    time: Annotated[str, typer.Option(help="--sbatch: time limit in SLURM's format, above 2 minutes")] = "1:00:00",
     memory: Memory = None,
     partition: Partition = None,
     account: Account = None,
