@@ -226,7 +226,7 @@ class RRCluster(PublicLabels):
         """
         k, sample = self.options.clusters, me.sample("round")
         answers = me.call(self.assign_and_train, {client: {"models": models} for client in sample})
-        labels = [int(answers[i]["label"]) if i in answers else None for i in sample]
+        labels = [self.named_cluster(answers.get(i)) for i in sample]
         if self.options.labels == "randomised-response":
             noisy = me.sampled_labels("round", labels)
         else:
@@ -240,6 +240,11 @@ class RRCluster(PublicLabels):
         kinds = {"as sent": labels, "as released": noisy.tolist(), "as placed": placed.tolist()}
         me.show_observer(clients=sample, labels=kinds)
         return Release(slots=placed.astype(np.int64), sums=sums)
+
+    def named_cluster(self, answer: Arrays | None) -> int | None:
+        """Read the cluster that a client names; None without an answer, and for a number without a cluster."""
+        label = -1 if answer is None else int(answer["label"])
+        return label if 0 <= label < self.options.clusters else None
 
     @on_central_server(charges=["round"])
     def blocks(self, me: CentralContext, models: np.ndarray) -> Release:

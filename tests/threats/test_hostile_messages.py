@@ -11,7 +11,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,21 +40,26 @@ from dpcfl_net.adversaries.hostile_messages import CANARY, MESSAGES, pickle_that
 from dpcfl_net.adversaries.hostile_worker import STEPS, Reaction, play
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.tensors import pack, unpack
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.launch import new_run, processes, running
 from dpcfl_net.launch.cells.process import Quiet
 from dpcfl_net.launch.placement import local
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.coordinator import drive
-from dpcfl_net.runtime.one_process import Hosts
+from dpcfl_net.runtime.one_process import Hosts, federation
 from dpcfl_net.training import memory
 from dpcfl_net.transport.channel import Stamp
 from dpcfl_net.transport.client_events import ClientEvent
 from dpcfl_net.transport.guard import ConnectionGuard
+from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, WireError, decode
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.payload import Assembly, Payload
+from dpcfl_net.transport.sockets import Link
 
 MIB = 1 << 20
 BASE = {"version": 2, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "RESULT", "code": "release"}  # fmt: skip
@@ -456,3 +461,36 @@ def test_a_poisoned_update_is_quarantined_and_the_round_goes_on(evidence, poison
     evidence.control(
         f"with the checks off all are taken: models of norm {longest:.0f} instead of {honest:.1f}, then NaN, and the run ends"
     )
+
+
+@pytest.mark.parametrize("labels", ["gaussian", "randomised-response"])
+@pytest.mark.parametrize("named", [-1, 2, 2**63 - 1])
+def test_a_label_of_no_cluster_counts_as_none_and_does_not_end_the_server(named, labels, tmp_path, monkeypatch):
+    """It was passed to the observer, whose messages hold numbers of clusters: the coordinator could not make one, and ended."""
+    algorithm = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 1.0, "labels": labels}
+    privacy = {"unit": "client", "trust": "trusted-server", "delta": 1e-2, "adjacency": "replace-one"}
+    changes = {"rounds": 2, "algorithm": algorithm, "privacy": {**FOUR["privacy"], **privacy}, "output": {}}
+    make_keys(tmp_path / "keys", 4)
+    job, answer = make_job(config.resolve({**FOUR, **changes}), tmp_path / "keys"), InProcessFederation._answer
+
+    def hostile(fed, client, task):
+        honest = answer(fed, client, task)
+        if client != 3:
+            return honest
+        return replace(honest, release=pack({**unpack(honest.release), "label": np.array(named, np.int64)}))
+
+    monkeypatch.setattr(InProcessFederation, "_answer", hostile)
+    seen = []
+    with (
+        federation(job, tmp_path / "ledgers") as fed,
+        ObserverOutbox("tcp://127.0.0.1:9", Link(RUN, JOB, security="none"), sender="coordinator", patience_s=0.0) as outbox,
+    ):
+
+        def publish(t, state):
+            shown = fed.central_server.shown
+            outbox.models(t, state.assignment, state.models, **shown)
+            seen.append(dict(zip(shown["clients"], shown["labels"]["as sent"], strict=True)))
+
+        drive(job.algorithm, fed, Checkpoints(tmp_path / "checkpoints"), publish)
+    assert [sent[3] for sent in seen] == [None] * 2
+    assert {sent[client] for sent in seen for client in range(3)} <= {0, 1}
