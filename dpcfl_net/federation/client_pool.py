@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
@@ -10,12 +11,14 @@ from typing import Literal
 Word = Literal["start", "stop"]
 BYE_AGAIN_S = 1.0
 INSIST_S = 10.0  # a client that stays so long after a goodbye is reported to the launcher, which can end it
+STAYS_S = 60.0  # after its first goodbye; a launcher has ended every process of a host that obeys it by then
 
 
 class ClientPool:
     """Pool of at most `bound` clients; it opens no socket and starts no process.
 
-    A client in the pool is connecting (started, or disconnected during a task), connected, or leaving.
+    A client in the pool is connecting (started, or disconnected during a task), connected, or leaving. A client that still connects
+    STAYS_S after a goodbye, though it was not started again, holds no place: it could else keep others from theirs for ever.
 
     Args:
         bound: Most clients in the pool.
@@ -39,12 +42,13 @@ class ClientPool:
         self._connecting: set[int] = set()
         self._leaving: dict[int, float] = {}  # client to the time of its last goodbye
         self._overdue: dict[int, float] = {}  # leaving client to the time when the launcher is asked to end it
+        self._told_at: dict[int, float] = {}  # client to the time of its first goodbye since it was started
         self.started = 0
 
     @property
     def free(self) -> int:
         """Number of free places."""
-        return self.bound - len(self._connected) - len(self._connecting) - len(self._leaving)
+        return self.bound - len(self._connected) - len(self._connecting) - self._leaving_with_place
 
     def here(self, client: int) -> bool:
         """Return True if a client is connected, so that it can get a task.
@@ -65,7 +69,8 @@ class ClientPool:
     def admit(self, queue: Collection[int], busy: Collection[int]) -> list[int]:
         """Admit queued clients to the pool, and start them if they are not connected.
 
-        If the pool is full, idle clients are evicted: connected ones without a task that are not in the queue.
+        If the pool is full, idle clients are evicted: connected ones without a task that are not in the queue. A client without a
+        place that is still connected is asked over this connection.
 
         Args:
             queue: Clients to admit, in order.
@@ -76,15 +81,20 @@ class ClientPool:
         """
         admitted, free = [], self.free
         for client in queue:
-            if client in self._leaving:
+            if client in self._leaving and not self._stays(client):
                 continue
             if client not in self._connected and client not in self._connecting:
                 if free <= 0:  # below 0: clients of an earlier server connected unasked, and have not left yet
                     continue
                 free -= 1
-                self._start_client(client)
+                if client in self._leaving:
+                    del self._leaving[client]
+                    self._overdue.pop(client, None)
+                    self._connected[client] = None
+                else:
+                    self._start_client(client)
             admitted.append(client)
-        waiting = len(queue) - len(admitted) - len(self._leaving)
+        waiting = len(queue) - len(admitted) - self._leaving_with_place
         if waiting > 0:
             queued = set(queue)
             idle = [client for client in self._connected if client not in busy and client not in queued]
@@ -150,7 +160,16 @@ class ClientPool:
                 self._leaving[client] = now
                 self._bye(client)
 
+    @property
+    def _leaving_with_place(self) -> int:
+        return sum(not self._stays(client) for client in self._leaving)
+
+    def _stays(self, client: int) -> bool:
+        """Return True if a client was told to leave long ago and was not started since."""
+        return self._clock() - self._told_at.get(client, math.inf) >= STAYS_S
+
     def _start_client(self, client: int) -> None:
+        self._told_at.pop(client, None)
         self._connecting.add(client)
         self.started += 1
         self._tell("start", client)
@@ -158,5 +177,6 @@ class ClientPool:
     def _evict(self, client: int) -> None:
         self._connected.pop(client, None)
         self._leaving[client] = self._clock()
+        self._told_at.setdefault(client, self._leaving[client])
         self._overdue.setdefault(client, self._leaving[client] + INSIST_S)
         self._bye(client)

@@ -23,7 +23,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import Task
 from dpcfl_net.data.partition import open_set, plan_slices
 from dpcfl_net.experiment import config
-from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, ClientPool
+from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, STAYS_S, ClientPool
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import bench_live
 from dpcfl_net.launch.placement import parents, worker_pool
@@ -149,6 +149,52 @@ def test_who_does_not_go_is_reported_and_keeps_the_place_until_it_has_gone():
     assert told.pool.admit([1], ()) == []
     told.pool.left(0, busy=False)
     assert told.pool.admit([1], ()) == [1]
+
+
+def test_who_stays_for_good_holds_no_place_and_is_asked_where_it_is():
+    """A worker that ignores goodbyes, on a host that does not end it, kept its place, and a call that asked it waited for ever."""
+    told = Told(1)
+    told.here(0)
+    told.pool.admit([1], ())
+    told.now = STAYS_S - 1
+    told.pool.tend()
+    told.new()
+    assert (told.pool.free, told.pool.admit([0, 1], ())) == (0, [])
+    told.now = STAYS_S
+    assert told.pool.admit([1], ()) == [1]
+    assert told.new() == [("start", 1)]
+    assert told.pool.admit([0], {1}) == []  # it has to wait for a place like others
+    told.pool.joined(1)
+    told.pool.left(1, busy=False)
+    assert told.pool.admit([0], ()) == [0]
+    assert told.pool.here(0)
+    assert told.new() == [("stop", 1)]  # it runs
+    assert told.pool.admit([1], ()) == []
+    assert told.new() == [("bye", 0)]
+    assert told.pool.admit([1], ()) == [1]  # it is not waited for again
+
+
+def test_who_comes_back_unasked_again_and_again_holds_no_place_for_ever():
+    told = Told(1)
+    told.here(0)
+    told.pool.admit([1], ())
+    for told.now in range(int(STAYS_S)):
+        told.pool.left(0, busy=False)
+        told.pool.joined(0)
+        assert told.pool.admit([1], ()) == []
+    told.now = STAYS_S
+    told.pool.left(0, busy=False)
+    told.pool.joined(0)
+    told.new()
+    assert told.pool.admit([1], ()) == [1]
+    assert told.new() == [("start", 1)]
+    told.pool.joined(1)
+    told.pool.left(0, busy=False)
+    told.pool.left(1, busy=False)
+    assert told.pool.admit([0], ()) == [0]  # started, it holds a place again
+    told.pool.joined(0)
+    told.pool.admit([1], ())
+    assert told.pool.free == 0
 
 
 def test_who_is_lost_with_a_task_is_awaited_and_who_does_not_come_is_given_up():
