@@ -70,6 +70,7 @@ class RRCluster(PublicLabels):
             able,
             holds_state=base.stateful and not paper,
             max_models=models,
+            least_models=models,
             sent_models=_sent_models(options, setting, models),
             published_models=models,
             shared_models=base.shared,

@@ -86,6 +86,8 @@ class Capabilities:
         holds_state: True if a client's release depends on earlier rounds in which it took part.
         personal: True if clients have personal models, `me.state["model"]`, which only they can evaluate.
         max_models: Most models in one task.
+        least_models: Fewest models in one task: a step may rely on them. One that fails with fewer would end its client, and in a
+            secure sum only if its secret coin says in.
         sent_models: Of plain SGD: models in a task with an update, on average over the run; None: `max_models`.
         published_models: Most rows of `State.models`.
         model_per_client: True if row i of `State.models` is the model of client i, for any cluster.
@@ -112,6 +114,7 @@ class Capabilities:
     holds_state: bool = False
     personal: bool = False
     max_models: int = 1
+    least_models: int = 1
     sent_models: float | None = None
     published_models: int = 1
     model_per_client: bool = False
@@ -193,13 +196,14 @@ def tensor_sides(algorithm: ClientSide) -> dict[str, int | tuple[int, int]]:
         algorithm: The job's algorithm.
 
     Returns:
-        Name to size: "p" and the algorithm's names have an exact size, "M" has the range (1, max_models); "group", "holders" and
-        "witnesses" of secure sums range up to the number of clients.
+        Name to size: "p" and the algorithm's names have an exact size; "M" ranges from `least_models` to `max_models`, and "group",
+        "holders" and "witnesses" of secure sums up to the number of clients.
     """
     model, capabilities = algorithm.protocol.model, algorithm.capabilities
     named = {name: size(model) for name, size in capabilities.sides.items()}
     among = dict.fromkeys(GROUP_SIDES, (1, len(algorithm.protocol.roster)))
-    return {"p": model.parameters, "M": (1, capabilities.max_models), **among, **named}
+    least, most = capabilities.least_models, capabilities.max_models
+    return {"p": model.parameters, "M": most if least == most else (least, most), **among, **named}
 
 
 @lru_cache(maxsize=16)

@@ -5,25 +5,30 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from secure_runs import CLIENT, SAMPLE, make
+from secure_runs import CLIENT, SAMPLE, charged, key_of, make
 from simulate import simulate
 
+from dpcfl_net.algorithms.rr_cluster import RRCluster
 from dpcfl_net.core.tensors import DTYPES, finite, unpack
-from dpcfl_net.core.types import Task
+from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation import client_host
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.client_host import ClientHost
+from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.release_check import release_check
+from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.runtime import client_hosts
+from dpcfl_net.runtime.one_process import federation
 from dpcfl_net.transport.keys import client_key, make_keys
 
 RECORDS, ROUNDS, WHO = 24, 5, 1
@@ -293,3 +298,56 @@ def test_secure_sums_of_neighbouring_data_differ_in_masked_words_only(case, tmp_
         found.append((seen, [files(path) for path in sorted((tmp_path / f"run {len(found)}" / "ledgers").iterdir())]))
     assert len(found[0][0]) > 3 * len(job.protocol.roster)
     assert all(other[0] == found[0][0] for other in found[1:])
+
+
+def with_one_model(job, folder, monkeypatch):
+    """What a server that sends one model in place of all to clients of secure sums gets from each: whether its coin says in, its answer."""
+    seen, answered = [], InProcessFederation._answer
+
+    def answer(fed, client, task):
+        if task.kind != "masked_blocks":
+            return answered(fed, client, task)
+        in_sum = stream(key_of(job, client, task.round, task.kind), "coin").random() < 0.5
+        fewer = Task(task.round, task.kind, {**task.tensors, "models": task.tensors["models"][:1].copy()})
+        try:
+            seen.append((in_sum, form(found := answered(fed, client, fewer))))
+        except RuntimeError:
+            seen.append((in_sum, "the worker ends"))
+            found = Answer("lost")
+        return found
+
+    with (
+        monkeypatch.context() as patch,
+        federation(job, folder / "ledgers", key_folder=folder.parent / "keys", quorum=0.0) as fed,
+    ):
+        patch.setattr(InProcessFederation, "_answer", answer)
+        fed.round = 1
+        job.algorithm.round(job.algorithm.start(fed), 1, fed)
+    return seen
+
+
+def test_a_server_that_sends_too_few_models_does_not_learn_the_secret_coin(tmp_path, monkeypatch):
+    """FedCAM needs two models: clients that their coin had out answered with zeros, and workers of the others ended by an error."""
+    algorithm, privacy = SECURE["clusters"]
+    job = make(tmp_path, {**algorithm, "base": "fedcam"}, privacy)
+    seen = with_one_model(job, tmp_path / "guarded", monkeypatch)
+    assert {in_sum for in_sum, _ in seen} == {True, False}
+    assert {(found[0], found[1]) for _, found in seen} == {("refused", "template")}
+    assert not {kind for client in range(8) for _, kind in charged(tmp_path / "guarded", client)} & {"masked_blocks"}
+    declared = RRCluster.capabilities_for
+    monkeypatch.setattr(RRCluster, "capabilities_for", lambda *facts: replace(declared(*facts[-2:]), least_models=1))
+    seen = with_one_model(job, tmp_path / "careless", monkeypatch)
+    assert {(in_sum, found == "the worker ends") for in_sum, found in seen} == {(True, True), (False, False)}
+
+
+@pytest.mark.parametrize("case", [case for case, (algorithm, *_) in CASES.items() if algorithm["name"] == "rr-cluster"])
+def test_too_few_models_are_refused_and_nothing_is_charged(case, tmp_path):
+    """The worker of a client that was to score every cluster ended by an error, after the charge."""
+    job = job_for(tmp_path, case)
+    with closing(client_hosts.make_host(job, WHO, tmp_path / "ledgers", durable=False)) as host:
+        tasks = {task.kind: task for task in tasks_for(host, 0.1)}
+        for kind in tasks.keys() & {"assign_and_train", "name_cluster"}:
+            tasks[kind].tensors["models"] = tasks[kind].tensors["models"][:1].copy()
+            answer = host.answer(tasks[kind])
+            assert (answer.status, answer.code) == ("refused", "template")
+        assert host.gate.spent() == []
