@@ -6,13 +6,17 @@ import json
 import logging
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.transport.observer_notes import Loss, Round, Share
 
 _log = logging.getLogger(__name__)
 
 FIGURES = "figures.json"  # in the folder of the client's ledger
 MOST_KEPT = 16  # rounds
-Figure = tuple[int, float | None, float | None]  # round, accuracy and loss as in `observer_notes.Personal`
+Figure = tuple[Round, Share | None, Loss | None]  # as in `observer_notes.Personal`
+_FIGURES: TypeAdapter[list[Figure]] = TypeAdapter(list[Figure])
 
 
 class KeptFigures:
@@ -47,9 +51,9 @@ class KeptFigures:
 
     def _read(self) -> list[Figure]:
         try:
-            return [(int(t), accuracy, loss) for t, accuracy, loss in json.loads(self._path.read_bytes())]
+            return _FIGURES.validate_json(self._path.read_bytes(), strict=True)
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValidationError) as error:
             _log.warning("%s cannot be read, so that earlier figures are lost: %s", self._path, error)
             return []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
 import stat
+import tracemalloc
 
 import pytest
 from folder_names import after_each_kill
@@ -14,6 +16,7 @@ from journals import MOST_CUT, cut_debit, keys_in, slot_start
 
 from dpcfl_net.core import locks
 from dpcfl_net.core.atomic import DRAFT
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger import journal
@@ -497,6 +500,43 @@ def test_a_damaged_answer_beside_a_charge_without_one_stays(folder):
     with pytest.raises(LedgerError, match="the result of entry 3 is missing or damaged"):
         open_ledger(folder)
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sequence": [3]}, {"sequence": 3.0}, {"sequence": -1}, {"round": None}, {"id": 5}, {"release": [[], 0, "", ""]},
+     {"release": [10**30, 0, "", ""]}, {"release": [0, 5, "", ""]}, {"release": []}, {"state": [0]}, {"state": [-1, ""]}, {"status": ["release"]}],
+)  # fmt: skip
+def test_a_first_line_of_an_answer_with_values_of_another_kind_is_noticed(folder, change):
+    """Anyone can compute the check of such a line: opening the ledger ended in a TypeError."""
+    (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
+    line, _, rest = path.read_bytes().partition(b"\n")
+    header = {name: value for name, value in json.loads(line).items() if name != "check"} | change
+    path.write_bytes(canonical_json({**header, "check": digest(canonical_json(header))}) + b"\n" + rest)
+    with pytest.raises(LedgerError, match="the first line is damaged"):
+        open_ledger(folder)
+
+
+def test_a_first_line_of_an_answer_that_is_nested_without_end_is_noticed(folder):
+    (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
+    path.write_bytes(b"[" * 10**5)
+    with pytest.raises(LedgerError, match="the first line is damaged"):
+        open_ledger(folder)
+
+
+def test_no_memory_is_taken_for_an_answer_that_claims_to_be_long(folder):
+    (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
+    line, _, rest = path.read_bytes().partition(b"\n")
+    header = {name: value for name, value in json.loads(line).items() if name != "check"}
+    header["release"][0] = 1 << 34
+    path.write_bytes(canonical_json({**header, "check": digest(canonical_json(header))}) + b"\n" + rest)
+    tracemalloc.start()
+    try:
+        with open_ledger(folder) as ledger, pytest.raises(LedgerError, match="release"):
+            ledger.lookup("job-3")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("charged", [(), (4,), (4, 5)])

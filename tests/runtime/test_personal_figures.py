@@ -311,7 +311,16 @@ def test_kept_figures_are_bounded_and_a_damaged_file_is_named_and_replaced(tmp_p
     for t in range(1, MOST_KEPT + 4):
         kept.add(t, 0.5, 0.5)
     assert [t for t, *_ in KeptFigures(tmp_path).before(100)] == list(range(4, MOST_KEPT + 4))
-    for damaged in ("[[1, 0.5", "[5]", "{}x"):
+    for damaged in (
+        "[[1, 0.5",
+        "[5]",
+        "{}x",
+        "[[1, 7.0, 0.5]]",
+        '[[1, "x", 0.5]]',
+        "[[-1, 0.5, 0.5]]",
+        "[[1, 0.5, NaN]]",
+        "[" * 10**5,
+    ):
         (tmp_path / FIGURES).write_text(damaged)
         caplog.clear()
         kept = KeptFigures(tmp_path)

@@ -21,6 +21,7 @@ from dpcfl_net.privacy.ledger.journal import JOURNAL, read_journal
 RELEASES = "releases"  # in the folder of a ledger
 KEPT_ROUNDS = 2
 MOST_HEADER = 1 << 16  # bytes of a file's first line
+MOST_BYTES = 1 << 40  # of a state or release, above those of any model
 
 Status = Literal["release", "lost", "refused"]
 Header = dict[str, Any]
@@ -257,9 +258,23 @@ def _read_first_line(path: Path) -> Header | None:
     try:
         with path.open("rb") as file:
             header: Header = json.loads(file.readline(MOST_HEADER))
-        return header if header.pop("check") == _check(header) else None
-    except (ValueError, KeyError, AttributeError):
+        return header if header.pop("check") == _check(header) and _well_formed(header) else None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
+
+
+def _well_formed(header: Header) -> bool:
+    """Return True if the fields have their types: anyone can compute the check of others."""
+    state, (size, payload, head, blake3) = header["state"], header["release"]
+    numbers = [header["sequence"], header["round"], size, payload, *([] if state is None else state[:1])]
+    texts = [header[name] for name in ("job", "id", "status", "code", "reason")] + [head, blake3]
+    texts += [] if state is None else state[1:]
+    return (
+        all(type(number) is int and 0 <= number <= MOST_BYTES for number in numbers)
+        and all(type(text) is str for text in texts)
+        and payload <= size
+        and (state is None or len(state) == 2)
+    )
 
 
 def _read_header(path: Path, entries: Sequence[Entry]) -> Header | None:
@@ -283,7 +298,8 @@ def _read(path: Path, header: Header, section: Literal["state", "release"]) -> b
         file.readline(MOST_HEADER)
         if section == "release" and header["state"] is not None:
             file.seek(header["state"][0], os.SEEK_CUR)
-        return file.read(int(header[section][0]))
+        size: int = header[section][0]
+        return file.read(min(size, os.fstat(file.fileno()).st_size))  # of a longer one no memory is taken
 
 
 def _state(path: Path, header: Header) -> bytes:
