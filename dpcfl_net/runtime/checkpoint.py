@@ -23,13 +23,14 @@ import numpy as np
 
 from dpcfl_net.core.atomic import sync_file, sync_folder
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.files import naming
+from dpcfl_net.core.files import naming, read_bytes
 from dpcfl_net.core.types import State
 
 _log = logging.getLogger(__name__)
 
 ARRAY = "__array__"
 STATE, HASHES = "state.msgpack", "sha256"
+MOST_BYTES = 1 << 40  # of one file
 
 
 def rounds_in(folder: Path) -> list[int]:
@@ -150,32 +151,53 @@ class Checkpoints:
             The state.
 
         Raises:
-            RunFailed: If a file is missing, or its hash differs from the recorded one.
+            RunFailed: If a file is missing, its hash differs from the recorded one, or it does not hold what `write` writes.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
         folder = self.folder / f"round_{t:05d}"
         try:
-            files = _verified_files(folder)
-            fields = msgpack.unpackb(files[STATE], max_bin_len=1 << 40)
-            models = np.empty(fields["models"], dtype=np.float32)
-            for cluster in range(len(models)):
-                models[cluster] = load(files[f"cluster_{cluster}.safetensors"])["theta"]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            return _state(t, _verified_files(folder))
+        except Exception as error:  # the observer reads what an untrusted server wrote: its hashes fit any content
             raise RunFailed(f"checkpoint {folder} cannot be read: {error}") from None
-        return State(models, fields["assignment"], _decode(fields["memory"]), _decode(fields["diagnostics"]))
 
 
 def _verified_files(folder: Path) -> dict[str, bytes]:
     """Read the files of a checkpoint; ValueError if a hash differs from the recorded one."""
     files: dict[str, bytes] = {}
-    for line in (folder / HASHES).read_text().splitlines():
+    for line in read_bytes(folder / HASHES).decode().splitlines():
         expected, _, name = line.partition("  ")
-        files[name] = (folder / name).read_bytes()
+        if name != Path(name).name:
+            raise ValueError(f"{name!r} is not the name of one of its files")
+        files[name] = read_bytes(folder / name, MOST_BYTES)
         if hashlib.sha256(files[name]).hexdigest() != expected:
             raise ValueError(f"{name} differs from its recorded hash")
     return files
+
+
+def _state(t: int, files: dict[str, bytes]) -> State:
+    """Read the state after round t; any exception if the files do not hold one."""
+    fields = msgpack.unpackb(files[STATE], max_bin_len=MOST_BYTES)
+    if fields["round"] != t:
+        raise ValueError(f"it holds round {fields['round']}")
+    memory, diagnostics = _decode(fields["memory"]), _decode(fields["diagnostics"])
+    if not (isinstance(fields["assignment"], list) and isinstance(memory, dict) and isinstance(diagnostics, dict)):
+        raise ValueError("assignment, memory or diagnostics are of another type")
+    return State(_models(fields["models"], files), fields["assignment"], memory, diagnostics)
+
+
+def _models(shape: Any, files: dict[str, bytes]) -> np.ndarray:
+    """Read the models; takes no memory for a recorded shape that they do not have."""
+    from safetensors.numpy import load
+
+    count, size = shape
+    if sum(len(data) for data in files.values()) < 4 * count * size:
+        raise ValueError(f"{count} models of {size} parameters do not fit its files")
+    models = np.empty((count, size), np.float32)
+    for cluster in range(count):
+        model = load(files[f"cluster_{cluster}.safetensors"])["theta"]
+        if model.dtype != np.float32 or model.shape != (size,):
+            raise ValueError(f"model {cluster} is {model.dtype} {model.shape}, must be float32 ({size},)")
+        models[cluster] = model
+    return models
 
 
 def _remove(path: Path) -> None:

@@ -22,7 +22,7 @@ from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.evaluation import PersonalFigures, RoundFigures, TestSetEvaluator
 from dpcfl_net.runtime.specs import ObserverSpec
-from dpcfl_net.runtime.state_check import misfit
+from dpcfl_net.runtime.state_check import checked, misfit
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link
@@ -168,7 +168,8 @@ class Observer:
             return
         found = Checkpoints(self._checkpoints, warn=_log.warning).newest()
         if found is not None and found[0] == last:
-            self.take(Models(last, found[1].assignment, found[1].models))
+            state = checked(self._algorithm, found[1])  # the server is not trusted
+            self.take(Models(last, state.assignment, state.models))
 
     def _warn(self, text: str) -> None:
         _log.warning("%s", text)

@@ -19,13 +19,16 @@ from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, command_line, dpcf
 
 import dpcfl_net
 from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.launch.cli.progress import ProgressTail
 from dpcfl_net.launch.cli.run import report
 from dpcfl_net.report.page import write_report
 from dpcfl_net.results.rounds import unmeasured_rounds
+from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.transport.keys import make_keys
@@ -72,6 +75,21 @@ def test_scores_of_clusters_that_a_full_disk_cut_off_are_written_by_the_next_obs
         assert sorted(measured(tmp_path)) == [1]
         if len(runlog.read(clusters)) == 1:
             clusters.write_bytes(clusters.read_bytes()[:20])  # the line of metrics.jsonl was written before it
+
+
+@pytest.mark.parametrize(("more", "value"), [(1, 0.0), (0, np.nan)])
+def test_a_last_checkpoint_that_does_not_fit_the_job_is_not_evaluated(tmp_path, more, value):
+    """An untrusted server wrote it. A longer model was evaluated by its first p numbers."""
+    make_keys(tmp_path / "keys", 4)
+    job = make_job(config.resolve({**SMALL, "data": DATA, "model": {"name": "linear"}}), tmp_path / "keys")
+    models = np.full((2, job.protocol.model.parameters + more), value, np.float32)
+    checkpoints = Checkpoints(RunFolder(tmp_path).checkpoints)
+    checkpoints.write(job.protocol.rounds, State(models, list(job.experiment.true_clusters)))
+    checkpoints.flush()
+    with closing(Observer(ObserverSpec(tmp_path, "", "", tmp_path, tmp_path, None, 1), job)) as observer:
+        with pytest.raises(RunFailed, match=r"(as|in row 0 of) State\.models"):
+            observer.evaluate_last_round()
+        assert measured(tmp_path) == {}
 
 
 def test_figures_of_secret_coins_are_of_the_round_that_they_name_over_the_network_too(tmp_path):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgpack
 import numpy as np
 import pytest
 from full_disk import files_do_not_grow
@@ -485,3 +488,52 @@ def test_a_file_in_a_checkpoints_place_is_passed_over_and_replaced(tmp_path):
     assert Checkpoints(tmp_path).newest()[0] == 1
     write(tmp_path, 2)
     assert Checkpoints(tmp_path).newest()[0] == 2
+
+
+def forge(folder, change):
+    """Change the fields of a state, and write the hashes that fit."""
+    path, hashes = folder / "state.msgpack", folder / "sha256"
+    before = path.read_bytes()
+    path.write_bytes(msgpack.packb({**msgpack.unpackb(before), **change}))
+    old, new = (hashlib.sha256(data).hexdigest() for data in (before, path.read_bytes()))
+    hashes.write_text(hashes.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"models": [2**40, 5]}, {"models": [2, 2**40]}, {"models": [3, 5]}, {"models": [2, 4]}, {"models": [-1, -1]}, {"models": None},
+     {"memory": {"a": {"__array__": ["<f8", [2**40], b""]}}}, {"memory": {"a": {"__array__": ["O", [1], bytes(8)]}}}, {"memory": {"__array__": 1}},
+     {"memory": 5}, {"assignment": 0}, {"diagnostics": []}, {"round": 3}],
+)  # fmt: skip
+def test_a_checkpoint_of_other_content_with_hashes_that_fit_is_told_and_takes_no_memory(tmp_path, change):
+    """The observer reads those of a server that nobody trusts: it ended in a traceback, or took the memory that a shape claimed."""
+    for t in (1, 2):
+        write(tmp_path, t)
+    forge(tmp_path / "round_00002", change)
+    said = []
+    tracemalloc.start()
+    try:
+        found = Checkpoints(tmp_path, warn=said.append).newest()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+    assert found[0] == 1
+    assert "round_00002 cannot be read" in said[0]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/dev/zero", "pipe"])
+def test_a_checkpoint_names_its_own_regular_files_alone(tmp_path, name):
+    write(tmp_path / "checkpoints", 1)
+    folder = tmp_path / "checkpoints" / "round_00001"
+    os.mkfifo(folder / "pipe")
+    (folder / "sha256").write_text(f"{'0' * 64}  {name}\n")
+    with pytest.raises(RunFailed, match=r"is not the name of one of its files|named pipe"):
+        Checkpoints(tmp_path / "checkpoints").read(1)
+
+
+def test_a_checkpoint_of_another_round_is_not_taken_for_one_of_this(tmp_path):
+    for t in (1, 2):
+        write(tmp_path, t)
+    (tmp_path / "round_00001").rename(tmp_path / "round_00003")
+    with pytest.raises(RunFailed, match="it holds round 1"):
+        Checkpoints(tmp_path).read(3)
