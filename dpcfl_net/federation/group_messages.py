@@ -137,7 +137,7 @@ class GroupMessages:
             task: Name of the task.
         """
         step, each = self.step(task), (len(group),)
-        if step is None:
+        if step is None or (task.endswith(SUMMED) and "update" not in step.gives):
             return None
         found = _tables(self.encoding.task_template(step), 1, len(group))
         found |= {name + OF: TensorTemplate("i8", each) for name in step.takes}
@@ -147,7 +147,7 @@ class GroupMessages:
         return found
 
     def check_task(self, task: str, tensors: Arrays) -> None:
-        """Refuse a group's task that names a row that it does not hold.
+        """Refuse a group's task that names a row that it does not hold, or none for a client that does not choose one.
 
         Args:
             task: Name of the task.
@@ -159,6 +159,8 @@ class GroupMessages:
         if task.endswith(SUMMED):
             if not 1 <= int(tensors[ROWS]) <= self._most:
                 raise Refused("group", f"{ROWS} is {int(tensors[ROWS])}, out of range")
+            if "choice" not in step.gives and (tensors[ROW][tensors[ASKED] != 0] < 0).any():
+                raise Refused("group", f"{ROW} leaves the choice of a model to clients, which do not choose in {step.kind}")
             named.append((ROW, -1, int(tensors[ROWS])))
         for name, least, end in named:
             if not ((least <= tensors[name]) & (tensors[name] < end)).all():

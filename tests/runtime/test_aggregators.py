@@ -20,6 +20,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation import group_messages as wire
@@ -28,6 +29,7 @@ from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.call_limits import NO_LAUNCHER, CallLimits
 from dpcfl_net.federation.tree import GroupCalls, TreeFederation
 from dpcfl_net.results.verify import verify_run
+from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.messages import match_template
 
 SETTINGS = {
@@ -173,11 +175,15 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
         {"model.of": -one},
         {wire.ROW: 2 * one},
         {wire.ROW: -2 * one},
+        {wire.ROW: -one},  # the aggregator ended by a KeyError: an answer to `train` holds no choice
         {wire.ROWS: np.int64(0)},
         {wire.ROWS: np.int64(most + 1)},
     ):
         with pytest.raises(Refused):
             messages.check_task(name, good | bad)
+    choosing = {"models": models[None], "models.of": 0 * one, wire.ROW: -one}
+    messages.check_task("select_and_train" + wire.SUMMED, good | choosing)
+    assert messages.task_template(group, "nothing" + wire.SUMMED) is None
     answer = {wire.STATUS: one, wire.ROW: np.array([0, -1, 1]), wire.TOTALS: np.zeros((2, p))}
     messages.check_answer(1, name, answer)
     of_two = {wire.STATUS: one[:2], wire.ROW: one[:2]}
@@ -186,6 +192,15 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
             messages.check_answer(1, name, answer | bad)
     with pytest.raises(Refused):
         messages.check_answer(1, "train", {wire.STATUS: one, "update": np.zeros((2, p), np.float32)})
+
+
+def test_no_sums_are_asked_of_a_step_that_gives_no_update(tmp_path):
+    document = {**settings({"name": "feddp-kmeans", "clusters": 2, "centres": 3}), "rounds": 5}
+    make_keys(tmp_path, 5, 2)
+    messages = wire.GroupMessages(make_job(configuration.resolve({"name": "tree", **document}), tmp_path).algorithm)
+    assert messages.task_template(range(2), "moments") is not None
+    assert messages.task_template(range(2), "moments" + wire.SUMMED) is None
+    assert messages.task_template(range(2), "train" + wire.SUMMED) is not None
 
 
 @pytest.fixture
