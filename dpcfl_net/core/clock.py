@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 LONGEST_STEP_S = 5.0
 WAIT_S = 1.0
+MOST_SECONDS = 1e11  # since the epoch, in the year 5138; no record states a later time
 
 
 def since_epoch(*moments: float) -> tuple[float, ...]:

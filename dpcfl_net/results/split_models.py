@@ -9,6 +9,7 @@ from pathlib import Path
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.payload_hash import NOTHING
 from dpcfl_net.core.protocol import Protocol
@@ -239,6 +240,10 @@ def _groups(path: Path, protocol: Protocol) -> dict[int, dict[int, int]]:
             continue
         if len(assigned := line.get("assignment", [])) != len(clients):
             raise ConfigError(f"{path} is damaged: round {line['round']} assigns {len(assigned)} of {len(clients)} clients")
+        if odd := [m for m in assigned if m is not None and type(m) is not int]:
+            raise ConfigError(
+                f"{path} is damaged: round {line['round']} assigns a client to {shown(odd[0])}, must be a number or null"
+            )
         found[line["round"]] = {c: m for c, m in zip(clients, assigned, strict=True) if m is not None}
     return found
 

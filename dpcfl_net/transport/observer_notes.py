@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dpcfl_net.core.clock import MOST_SECONDS
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.transport.messages import WireError, plain, unpack_strict
 
@@ -17,7 +18,6 @@ Work = Literal["receive", "train", "wait", "send"]
 MOST_SPANS = 64  # in one message
 MOST_CLIENTS = 10**6  # in a list of the coordinator's notes
 MAX_NOTE = 3 << 20  # bytes of the coordinator's notes; a frame holds them
-MOST_SECONDS = 1e11  # since the epoch, in the year 5138
 MOST_LOSS = 1e40  # above the loss of every model whose outputs are float32; sums over all clients stay finite
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Time = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 import msgpack
 import numpy as np
 
+from dpcfl_net.core.clock import MOST_SECONDS
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import naming, opened
 from dpcfl_net.transport.messages import MAX_FRAME, MAX_HEADER, VERSION, Header, WireError, decode
@@ -235,10 +236,11 @@ def _end_without_zeros(file: BinaryIO, start: int) -> int:
 
 
 def _well_formed(record: Record) -> bool:
-    """True if the fields have their types: anyone can rebuild the chain with arbitrary content."""
+    """True if the fields have their types and the time is one: anyone can rebuild the chain with arbitrary content."""
     return (
         type(record.number) is int
         and type(record.time) is float
+        and 0 <= record.time <= MOST_SECONDS
         and type(record.direction) is type(record.peer) is str
         and type(record.header) is bytes
         and type(record.payload) in (bytes, type(None))

@@ -7,6 +7,7 @@ import json
 import pytest
 from conftest import SMALL
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.results.split_models import Given, split_models
@@ -53,6 +54,14 @@ def problems(protocol, folder, sent, rounds=(1, 2, 3)):
 
 def test_models_of_the_clusters_before_a_round_are_no_split(protocol, tmp_path):
     assert problems(protocol, tmp_path, SENT) == []
+
+
+@pytest.mark.parametrize("cluster", [{"a": 1}, [1], "0", 0.0, True])
+def test_an_assignment_to_something_else_than_a_cluster_is_damage(protocol, tmp_path, monkeypatch, cluster):
+    """The server writes the file: `dpcfl verify` ended in a traceback, where it was to compare the models."""
+    monkeypatch.setitem(ASSIGNED, 2, [*ASSIGNED[2][:-1], cluster])
+    with pytest.raises(ConfigError, match=r"is damaged: round 2 assigns a client to .*, must be a number or null"):
+        problems(protocol, tmp_path, SENT)
 
 
 def test_models_of_clusters_chosen_in_the_round_are_no_split(protocol, tmp_path):

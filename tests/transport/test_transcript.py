@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -167,6 +168,20 @@ def chained(frames: list[list[bytes]]) -> list[list[bytes]]:
         digest = hashlib.sha256(digest + body).digest()
         found.append([body, digest])
     return found
+
+
+@pytest.mark.parametrize("seconds", [1e308, -1.0, math.nan, math.inf])
+def test_a_chain_that_was_built_again_with_a_time_that_is_none_is_noticed(tmp_path: Path, seconds: float) -> None:
+    """`dpcfl inspect` ended in an OverflowError when it printed the time."""
+    write(tmp_path / "t")
+
+    def at_another_time(frames: list[list[bytes]]) -> list[list[bytes]]:
+        number, _, *rest = msgpack.unpackb(frames[0][0])
+        return chained([[msgpack.packb([number, seconds, *rest]), b""], *frames[1:]])
+
+    rewrite(tmp_path / "t", at_another_time)
+    with pytest.raises(Refused, match="record 0 was changed"):
+        list(read(tmp_path / "t"))
 
 
 def test_a_chain_that_was_built_again_without_a_record_has_a_gap_in_its_numbers(tmp_path: Path) -> None:
