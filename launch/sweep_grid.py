@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net import __version__
+from dpcfl_net.algorithms.base import Options
 from dpcfl_net.core import plugin_source, yaml_file
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.plugins import short
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config_options import has_option, is_changed
+from dpcfl_net.experiment.config_overrides import change
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.own_code import check_code, own_code
 from dpcfl_net.launch.sweep_axes import MOST_CELLS
@@ -42,6 +45,8 @@ class Cell:
 def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
     """Build and check every combination of the axes, the last axis fastest.
 
+    An option that has one value in all cells needs an effect in one cell at least; in cells without an effect it has its default.
+
     Args:
         source: Configuration, as `configuration.load` accepts it.
         axes: Values as YAML text, by dotted key.
@@ -51,16 +56,25 @@ def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
     """
     if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise ConfigError(f"the axes have {count:,} combinations, must be at most {MOST_CELLS:,}")
-    cells: list[Cell] = []
-    problems: dict[str, list[str]] = {}
+    built: dict[tuple[str, ...], Cell | ConfigError] = {}
     for texts in itertools.product(*axes.values()):
         try:
-            cells.append(_cell(source, axes, texts))
+            built[texts] = _cell(source, axes, texts)
+        except ConfigError as error:
+            built[texts] = error
+    valid = [cell.config.options for cell in built.values() if isinstance(cell, Cell)]
+    problems: dict[str, list[str]] = {}
+    for texts, found in built.items():
+        if isinstance(found, Cell):
+            continue
+        try:
+            built[texts] = _cell_without(source, axes, texts, found, valid)
         except ConfigError as error:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(_label(axes, texts))
     if problems:
         raise ConfigError([f"{problem} (cell {first_of(labels)})" for problem, labels in problems.items()])
+    cells = [cell for cell in built.values() if isinstance(cell, Cell)]
     check_code([cell.config for cell in cells])
     return _distinct(cells)
 
@@ -79,7 +93,10 @@ def cell_at(source: Source, axes: Mapping[str, Sequence[str]], index: int) -> Ce
     texts = next(itertools.islice(itertools.product(*axes.values()), index, None), None)
     if texts is None:
         raise ConfigError(f"cell {index}: the sweep has {math.prod(map(len, axes.values()))} cells, counted from 0")
-    return _cell(source, axes, texts)
+    try:
+        return _cell(source, axes, texts)
+    except ConfigError as error:
+        return _cell_without(source, axes, texts, error)
 
 
 def cell_folder(config: Config, store: Path) -> Path:
@@ -102,10 +119,38 @@ def job_key(config: Config) -> str:
     return hashlib.sha256(canonical_json([__version__, settings, *sources])).hexdigest()
 
 
-def _cell(source: Source, axes: Mapping[str, Sequence[str]], texts: Sequence[str]) -> Cell:
+def _cell(source: Source, axes: Mapping[str, Sequence[str]], texts: Sequence[str], defaults: Collection[str] = ()) -> Cell:
     items = [f"{key}={text}" for key, text in zip(axes, texts, strict=True)]
     values = {key: yaml_file.parse(text, f"axis {key}") for key, text in zip(axes, texts, strict=True)}
-    return Cell(values, _label(axes, texts), configuration.load(source, items))
+    return Cell(values, _label(axes, texts), configuration.load(source, items, defaults))
+
+
+def _cell_without(
+    source: Source,
+    axes: Mapping[str, Sequence[str]],
+    texts: Sequence[str],
+    error: ConfigError,
+    others: Sequence[Options] | None = None,
+) -> Cell:
+    """Build a cell without the common options that have no effect in it.
+
+    Args:
+        source: As in `cell_at`.
+        axes: As in `cell_at`.
+        texts: The cell's values.
+        error: The error of the cell with these options.
+        others: Options of the valid cells, in one of which such an option needs an effect; None: it has one.
+
+    Raises:
+        ConfigError: The error, if an axis gives such an option several values or if it has no effect in other cells; or a new one.
+    """
+    own = change({}, [f"{key}={text}" for (key, values), text in zip(axes.items(), texts, strict=True) if len(values) > 1])
+    common = [option for option in configuration.idle_options(error) if not has_option(own, option)]
+    if others is not None:
+        common = [option for option in common if any(is_changed(options, option) for options in others)]
+    if not common:
+        raise error
+    return _cell(source, axes, texts, common)
 
 
 def _label(axes: Mapping[str, Sequence[str]], texts: Sequence[str]) -> str:

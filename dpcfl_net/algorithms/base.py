@@ -22,7 +22,7 @@ from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.signed_settings import LocalTraining
-from dpcfl_net.core.types import ClientStep, State, TensorSpec
+from dpcfl_net.core.types import ClientStep, NoEffect, State, TensorSpec
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot, given
@@ -90,18 +90,24 @@ class Options(FrozenModel):
                 raise
             return cls.model_validate(from_json, strict=True)
 
-    def unused(self, name: str, where: str) -> list[str]:
-        """List the problem with an option that has no effect, unless it has its default.
+    def unused(self, name: str, where: str) -> list[NoEffect]:
+        """List the problem with an option that has no effect, unless it has its default; in a section, one for each option.
 
         Args:
-            name: Option with a default, which the algorithm does not use.
+            name: Option or section with a default, which the algorithm does not use.
             where: Setting in which it has no effect, such as "labels gaussian".
         """
         value, default = getattr(self, name), type(self).model_fields[name].default
-        if value == default:
-            return []
+        pairs = {name: (value, default)}
+        if isinstance(value, Options):
+            pairs = {f"{name}.{key}": (getattr(value, key), getattr(default, key)) for key in type(value).model_fields}
         return [
-            f"algorithm.{name} is {shown(value)}: must be {shown(default)} (the default) with {where}, where it has no effect"
+            NoEffect(
+                option,
+                f"algorithm.{option} is {shown(given)}: must be {shown(usual)} (the default) with {where}, where it has no effect",
+            )
+            for option, (given, usual) in pairs.items()
+            if given != usual
         ]
 
     @classmethod

@@ -56,6 +56,16 @@ def first_switch(options: Any) -> int:
     return 1 if options.warm_start else 2
 
 
+def without_choices(options: Any, setting: Setting) -> str:
+    """Name the setting with which clients never choose a cluster privately; empty if they may."""
+    if options.clusters == 1:
+        return "clusters 1"
+    begins = (options.secure_from or 2) if setting.privacy.secure else setting.rounds + 1
+    if begins - 1 > first_switch(options):
+        return ""
+    return f"secure sums from round {begins}" if setting.privacy.secure else f"rounds {setting.rounds}"
+
+
 class Clustering(Options):
     """Options of the mixture on the updates of the first round."""
 
@@ -120,6 +130,8 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
             why = f"the first round clusters the clients, and algorithm.clusters is {options.clusters}"
             problems.append(f"availability leaves {there} clients in round 1: must leave at least {needed}: {why}")
         first = getattr(options, "secure_from", None)
+        if "selection" in type(options).model_fields and (where := without_choices(options, setting)):
+            problems += options.unused("selection", where)
         if first is not None and not setting.privacy.secure:
             problems.append(f"algorithm.secure_from is {first}: needs privacy.trust secure-aggregation")
         if first is not None and first > setting.rounds:

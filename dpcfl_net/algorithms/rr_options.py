@@ -28,7 +28,12 @@ class RROptions(Sampled):
     guarantee: Literal["labels-first", "expected", "paper"] = Field(
         default="labels-first", description="order of the releases, which decides the claim that holds"
     )
-    label_clip: float = Field(default=0.1, ge=1e-9, le=1, description="C_s: norm of a one-hot label before noise")
+    label_clip: float = Field(
+        default=0.1,
+        ge=1e-9,
+        le=1,
+        description="C_s: norm of a one-hot label before noise, which is proportional to it: any C_s gives the same labels",
+    )
     labels_share: float = Field(
         default=0.3, gt=0, lt=1, description="fraction of a round's 1 / z^2 for gaussian labels, where they are released"
     )
@@ -61,6 +66,15 @@ class RROptions(Sampled):
     def labels_are_public(self) -> bool:
         """True if the rounds use public labels."""
         return bool(self.labels_every) or self.base == "oracle"
+
+    @property
+    def without_noisy_labels(self) -> str:
+        """The setting with which no labels are released by Gaussian noise; empty if they are."""
+        if self.base == "oracle":
+            return "base oracle"
+        if self.guarantee == "expected":
+            return "guarantee expected"
+        return "" if self.labels == "gaussian" else f"labels {self.labels}"
 
 
 def option_problems(options: RROptions, setting: Setting) -> list[str]:
@@ -98,7 +112,8 @@ def option_problems(options: RROptions, setting: Setting) -> list[str]:
 
 def _label_problems(options: RROptions, setting: Setting) -> list[str]:
     """List the problems of the options on labels."""
-    every, mechanism, problems = options.labels_every, options.labels, []
+    every, mechanism = options.labels_every, options.labels
+    problems: list[str] = []
     if every and setting.privacy.secure:
         why = "clients would send their losses as they are to a server that is not trusted"
         problems.append(f"algorithm.labels_every is {every}: must be 0 with privacy.trust secure-aggregation, since {why}")
@@ -111,6 +126,8 @@ def _label_problems(options: RROptions, setting: Setting) -> list[str]:
         problems += options.unused("labels_epsilon", "labels gaussian")
     if mechanism != "exponential":
         problems += options.unused("labels_loss_range", f"labels {mechanism}")
+    if where := options.without_noisy_labels:
+        problems += options.unused("labels_share", where) + options.unused("label_clip", where)
     if mechanism == "exponential" and not every:
         problems.append(f"algorithm.labels is {mechanism!r}: needs labels_every of 1 or more")
     if mechanism == "randomised-response" and not every:

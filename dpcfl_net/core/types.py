@@ -69,6 +69,24 @@ class TensorSpec:
         return self.update and self.max_norm is not None
 
 
+class NoEffect(str):
+    """Sentence about an option of an algorithm that is not used with the other options.
+
+    A configuration with such an option is refused; a signed job is not, since its releases are the same without the option.
+
+    Attributes:
+        option: Dotted name of the option, without `algorithm.`.
+    """
+
+    option: str
+
+    def __new__(cls, option: str, sentence: str) -> NoEffect:
+        """Build the sentence about `option`."""
+        found = super().__new__(cls, sentence)
+        found.option = option
+        return found
+
+
 @dataclass(frozen=True)
 class ClientStep:
     """A declared step: its task name, the slots that one task charges, and the tensors that it takes and gives.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -13,14 +13,15 @@ from pydantic import ValidationError
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key, sentences
-from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import LARGE_ROSTER
+from dpcfl_net.core.types import NoEffect
 from dpcfl_net.data.datasets import repeats
 from dpcfl_net.data.partition import open_set
 from dpcfl_net.data.settings import MOST_CLIENTS
 from dpcfl_net.experiment.config_checks import combination_problems, dataset_problems
-from dpcfl_net.experiment.config_options import shared_options, with_algorithm
+from dpcfl_net.experiment.config_options import has_option, shared_options, with_algorithm, without_options
 from dpcfl_net.experiment.config_overrides import change, outweighed, plain, with_named_sections
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.packaged import PACKAGED, packaged_in_place_of, packaged_names
@@ -47,14 +48,19 @@ def find(name: str | Path) -> Path:
     return Path(name)
 
 
-def load(source: str | Path | Mapping[str, Any] | Config, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
+def load(
+    source: str | Path | Mapping[str, Any] | Config,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    defaults: Collection[str] = (),
+) -> Config:
     """Load and check one configuration.
 
     Args:
         source: Path of a YAML file, name of a packaged configuration (see `find`), a document, or a configuration to change.
         overrides: `key=value` texts with YAML values, or a mapping. Keys are dotted; nested mappings are merged. Another
             `algorithm.name` drops the options of a configuration's algorithm, and those options of a document's algorithm that the
-            other one does not have.
+            other one does not have. An option of a valid source that loses its effect by an override has its default.
+        defaults: Options of the algorithm, dotted, that have their defaults, whatever source and overrides say.
 
     Returns:
         The checked configuration.
@@ -63,10 +69,35 @@ def load(source: str | Path | Mapping[str, Any] | Config, overrides: Iterable[st
         ConfigError: Lists every problem: field, value and allowed values. Also if a section of the source outweighs an override, as
             `algorithms.NAME.local` does with `local`, so that it would have no effect.
     """
-    document, problems = _changed(source, overrides if isinstance(overrides, Mapping) else list(overrides))
+    changes = overrides if isinstance(overrides, Mapping) else list(overrides)
+    document, problems = _changed(source, changes)
     if problems:
         raise ConfigError(problems)
-    return resolve(document)
+    document = without_options(document, defaults)
+    try:
+        return resolve(document)
+    except ConfigError as error:
+        changed = change({}, changes)
+        lost = [option for option in idle_options(error) if not has_option(changed, option)]
+        if not lost or not _is_valid(source):
+            raise
+    return resolve(without_options(document, lost))
+
+
+def idle_options(error: ConfigError) -> list[str]:
+    """List the options of the algorithm, dotted, that an error refuses since they have no effect."""
+    return [problem.option for problem in error.problems if isinstance(problem, NoEffect)]
+
+
+def _is_valid(source: str | Path | Mapping[str, Any] | Config) -> bool:
+    """Return True if a configuration is valid as written, so that all of its options have an effect; the data may be missing."""
+    try:
+        resolve(source_document(source))
+    except DataMissing:
+        return True
+    except ConfigError:
+        return False
+    return True
 
 
 def without_effect(source: str | Path | Mapping[str, Any] | Config, changes: Mapping[str, Any]) -> list[str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpcfl_net.algorithms.base import Algorithm, find, registry
+from dpcfl_net.algorithms.base import Algorithm, Options, find, registry
 from dpcfl_net.core import names
 from dpcfl_net.core.config_messages import example_of, known_keys, missing_option, sentences
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.signed_settings import LocalTraining
+from dpcfl_net.experiment.config_overrides import section
 
 Hint = Callable[[str, Iterable[str]], str]  # (unknown key, keys that are more likely than others) -> hint
 
@@ -79,6 +81,55 @@ def shared_options(chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
     except ConfigError:  # the check of the whole configuration reports it
         return dict(chosen)
     return {key: value for key, value in chosen.items() if key not in own or key in other}
+
+
+def has_option(document: Mapping[str, Any], option: str) -> bool:
+    """Return True if a document sets an option of any algorithm.
+
+    Args:
+        document: A configuration, or a part of one.
+        option: Dotted name of the option, without `algorithm.`.
+    """
+    names = section(document, "algorithms")
+    return any(last in part for name in ("", *names) for part, last in _places(document, name, option))
+
+
+def without_options(document: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a document without options of the chosen algorithm, which then have their defaults.
+
+    Args:
+        document: A configuration.
+        options: Dotted names of the options, without `algorithm.`.
+    """
+    found = copy.deepcopy(document)
+    for option in options:
+        for part, last in _places(found, str(section(found, "algorithm").get("name")), option):
+            if last in part:
+                del part[last]
+    return found
+
+
+def is_changed(options: Options, option: str) -> bool:
+    """Return True if an option has another value than its default; False also if the algorithm has no such option.
+
+    Args:
+        options: Validated options of an algorithm.
+        option: Dotted name of the option, without `algorithm.`.
+    """
+    name, _, rest = option.partition(".")
+    if name not in type(options).model_fields:
+        return False
+    value = getattr(options, name)
+    return is_changed(value, rest) if rest else bool(value != type(options).model_fields[name].default)
+
+
+def _places(document: Mapping[str, Any], name: str, option: str) -> list[tuple[Any, str]]:
+    """The sections of a document that may hold an option of an algorithm, and its last name there."""
+    *path, last = option.split(".")
+    found = [section(document, "algorithm"), section(section(document, "algorithms"), name)]
+    for part in path:
+        found = [section(place, part) for place in found]
+    return [(place, last) for place in found]
 
 
 def _option_problems(name: str, algorithm: type[Algorithm], error: ValidationError, hint: Hint) -> list[str]:

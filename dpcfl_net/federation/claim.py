@@ -19,7 +19,7 @@ from dpcfl_net.core.plugins import failure, is_plugin
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.signed_settings import PrivacyTarget
-from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
+from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, NoEffect, Policy
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key
 from dpcfl_net.federation.secure.stages import MASKED, MASKED_NAME, MASKING
@@ -341,7 +341,8 @@ def unmet_condition(algorithm: ClientSide) -> str | None:
     protocol, privacy = algorithm.protocol, algorithm.protocol.privacy
     if (privacy.unit, privacy.trust) not in algorithm.capabilities.protects:
         return f"{algorithm.name} does not protect a {privacy.unit} under {privacy.trust}, as the job says it does"
-    if problems := algorithm.problems(algorithm.options, algorithm.setting):
+    problems = algorithm.problems(algorithm.options, algorithm.setting)
+    if problems := [problem for problem in problems if not isinstance(problem, NoEffect)]:
         return "; ".join(problems)
     if problem := plan_problem(algorithm) or secure_sum_problem(algorithm):
         return problem

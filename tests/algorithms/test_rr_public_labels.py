@@ -13,6 +13,7 @@ from conftest import SMALL
 from scipy import stats
 from simulate import simulate
 
+from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.algorithms.rr_cluster import RRCluster
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.run_folder import RunFolder
@@ -20,6 +21,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
+from dpcfl_net.federation.claim import unmet_condition
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
@@ -302,6 +304,22 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
             r"labels_epsilon is 0\.5: must be 1\.0 \(the default\) with labels gaussian, where it has no effect",
         ),
         ({**SELDOM, "labels_loss_range": 2.0}, r"labels_loss_range is 2\.0: must be 1\.0 .* with labels randomised-response"),
+        (
+            {**EACH_SAMPLE, "labels_share": 0.5},
+            r"labels_share is 0\.5: must be 0\.3 .* with labels randomised-response, where it has",
+        ),
+        (
+            {**SELDOM, "label_clip": 0.5},
+            r"label_clip is 0\.5: must be 0\.1 .* with labels randomised-response, where it has no effect",
+        ),
+        (
+            {**ORACLE, "guarantee": "labels-first", "labels_share": 0.5},
+            r"labels_share is 0\.5: must be 0\.3 .* with base oracle",
+        ),
+        (
+            {"guarantee": "expected", "sampling": "poisson", "labels_share": 0.5, "label_clip": 0.5},
+            r"(?s)labels_share is 0\.5: must be 0\.3 .* with guarantee expected.*label_clip is 0\.5: must be 0\.1 .* guarantee expected",
+        ),
         ({"label_clip": 1e-200}, r"algorithm\.label_clip is 1e-200: must be greater than or equal to"),
         ({**SELDOM, "guarantee": "paper"}, "must be labels-first or expected with labels_every"),
         ({**SELDOM, "guarantee": "expected", "sampling": "poisson", "labels_every": 4}, "must be below rounds 4"),
@@ -326,6 +344,19 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
 def test_options_that_contradict_each_other_are_named(tmp_path, options, words):
     with pytest.raises((ConfigError, Refused), match=words):
         job_for(tmp_path, {**RR, **options})
+
+
+def test_an_option_without_effect_in_a_signed_job_does_not_change_what_holds(tmp_path):
+    """A configuration with it is refused; a run of an earlier version may have it, and its releases are those of the default."""
+    protocol = job_for(tmp_path, {**RR, "guarantee": "expected"}, adjacency="zero-out").protocol
+    earlier = protocol.model_copy(update={"options": {**protocol.options, "labels_share": 0.05}})
+    plan = algorithm_of(earlier).central_plan()
+    assert plan == algorithm_of(protocol).central_plan()
+    assert unmet_condition(algorithm_of(earlier)) is None
+    wrong = protocol.model_copy(update={"options": {**protocol.options, "labels_share": 0.05, "clusters": 13}})
+    assert unmet_condition(algorithm_of(wrong)).startswith(
+        "algorithm.clusters is 13: must be at most the number of clients, 12"
+    )
 
 
 def test_the_renyi_accountant_has_no_bound_for_labels_of_a_sample(tmp_path):

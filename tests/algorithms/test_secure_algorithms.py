@@ -373,6 +373,10 @@ def test_the_estimate_counts_the_tasks_and_bytes_of_all_stages(tmp_path, algorit
             {"name": "dp-fedavg", "asynchronous": {"buffer": 2}}, {},
             "algorithm.asynchronous: must be null with privacy.trust secure-aggregation, whose sums need a round",
         ),
+        (
+            {"name": "r-dpcfl", "secure_from": 3, "selection": {"budget_fraction": 0.1}}, {"privacy": SAMPLE},
+            "selection.budget_fraction is 0.1: must be 0.03 (the default) with secure sums from round 3, where it has no effect",
+        ),
         ({"name": "r-dpcfl", "secure_from": 4}, {"privacy": SAMPLE}, "algorithm.secure_from is 4: must be at most rounds, 3"),
         ({"name": "rr-cluster", "clusters": 2, "min_cluster_size": 0, "sampling_rate": 0.5}, {}, "rr-cluster"),
         (

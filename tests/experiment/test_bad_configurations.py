@@ -268,6 +268,14 @@ TOGETHER = [
         ["algorithm.max_clusters is 6: must be 8 (the default) with clusters 2, where it has no effect"],
     ),
     (
+        {"algorithm.clusters": "1", "algorithm.selection.rounds_fraction": "0.2"},
+        ["algorithm.selection.rounds_fraction is 0.2: must be 0.1 (the default) with clusters 1, where it has no effect"],
+    ),
+    (
+        {"rounds": "2", "algorithm.selection.budget_fraction": "0.01"},
+        ["algorithm.selection.budget_fraction is 0.01: must be 0.03 (the default) with rounds 2, where it has no effect"],
+    ),
+    (
         {"algorithm.name": "rc-dpfl", "algorithm.clusters": "2", "algorithm.max_clusters": "6"},
         ["algorithm.max_clusters is 6: must be 8 (the default) with clusters 2"],
     ),

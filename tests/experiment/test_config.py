@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.algorithms.client_level import ClientLevel
-from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.experiment import config, config_schema
 from dpcfl_net.experiment.packaged import packaged, packaged_names
 
@@ -111,6 +111,36 @@ def test_an_override_that_another_section_outweighs_is_refused_and_names_it(tmp_
     assert config.load(path, ["algorithms.r-dpcfl.local.lr=0.7", "algorithm.clusters=4"]).local.lr == 0.7
     assert config.load(path, ["local.lr=0.05"]).local.lr == 0.05
     assert config.load(path, ["algorithm=global", "local.lr=0.7"]).local.lr == 0.7
+
+
+def test_an_option_of_the_source_that_an_override_leaves_without_effect_has_its_default():
+    document = {
+        **SMALL,
+        "algorithm": {"name": "r-dpcfl", "max_clusters": 6},
+        "algorithms": {"r-dpcfl": {"selection": {"budget_fraction": 0.01}}},
+    }
+    for source in (document, config.load(document)):
+        assert config.load(source, ["algorithm.clusters=2"]).options.max_clusters == 8
+        one = config.load(source, {"algorithm.clusters": 1, "algorithm.selection.rounds_fraction": 0.1})
+        assert (one.options.max_clusters, one.options.selection.budget_fraction) == (8, 0.03)
+        assert config.load(source, ["seed=3"]).options.max_clusters == 6
+        with pytest.raises(ConfigError, match=r"max_clusters is 7: must be 8 \(the default\) with clusters 2"):
+            config.load(source, ["algorithm.clusters=2", "algorithm.max_clusters=7"])
+
+
+def test_missing_data_are_the_problem_and_not_an_option_that_an_override_leaves_without_effect(tmp_path, monkeypatch):
+    monkeypatch.delenv("DPCFL_DATA", raising=False)
+    data = {"dataset": "mnist", "root": str(tmp_path), "clients": [2, 2]}
+    document = {**SMALL, "data": data, "algorithm": {"name": "r-dpcfl", "max_clusters": 6}}
+    with pytest.raises(DataMissing):
+        config.load(document, ["algorithm.clusters=2"])
+
+
+def test_an_option_without_effect_in_the_source_is_refused_with_any_override():
+    document = {**SMALL, "algorithm": {"name": "r-dpcfl", "clusters": 2, "max_clusters": 6}}
+    for changes in ([], ["seed=3"], ["algorithm.clusters=3"]):
+        with pytest.raises(ConfigError, match=r"max_clusters is 6: must be 8 \(the default\) with clusters"):
+            config.load(document, changes)
 
 
 def test_an_override_names_the_section_of_an_own_algorithm(tmp_path, monkeypatch):

@@ -127,6 +127,35 @@ def test_an_axis_without_effect_is_refused(tmp_path):
         sweep_grid.grid(path, {"output.keep_checkpoints": ["2", "3"]})
 
 
+def test_a_common_option_has_its_default_in_the_cells_where_it_has_no_effect(tmp_path):
+    path = tiny(tmp_path, algorithm={"name": "r-dpcfl"})
+    axes = sweep_axes.parse_axes(["algorithm.clusters=auto,2", "algorithm.max_clusters=6"])
+    automatic, given_number = sweep_grid.grid(path, axes)
+    assert (automatic.config.options.max_clusters, given_number.config.options.max_clusters) == (6, 8)
+    assert sweep_grid.job_key(sweep_grid.cell_at(path, axes, 1).config) == sweep_grid.job_key(given_number.config)
+    in_file = tiny(tmp_path / "file", algorithm={"name": "r-dpcfl", "clusters": 1, "max_clusters": 6})
+    assert [cell.config.options.max_clusters for cell in sweep_grid.grid(in_file, {"algorithm.clusters": ["auto", "2"]})] == [
+        6,
+        8,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("items", "cells"),
+    [
+        (["algorithm.clusters=1,2", "algorithm.max_clusters=6"], ["algorithm.clusters=1", "algorithm.clusters=2"]),
+        (["algorithm.clusters=auto,2", "algorithm.max_clusters=6,7"], [f"algorithm.clusters=2 algorithm.max_clusters={n}" for n in (6, 7)]),
+    ],
+)  # fmt: skip
+def test_an_option_without_effect_in_any_cell_or_with_an_axis_of_its_own_is_refused(tmp_path, items, cells):
+    with pytest.raises(ConfigError) as caught:
+        sweep_grid.grid(tiny(tmp_path, algorithm={"name": "r-dpcfl"}), sweep_axes.parse_axes(items))
+    assert len(caught.value.problems) == 2
+    for problem, cell in zip(caught.value.problems, cells, strict=True):
+        assert "must be 8 (the default) with clusters" in problem
+        assert problem.endswith(f"(cell {cell})")
+
+
 def test_an_axis_that_the_section_of_one_algorithm_outweighs_is_refused(tmp_path):
     path = tiny(tmp_path, algorithms={"global": {"local": {"lr": 0.3}}})
     with pytest.raises(ConfigError) as caught:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import ROOT, dpcfl
 
-from dpcfl_net.core import runlog
+from dpcfl_net.core import runlog, yaml_file
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
 from dpcfl_net.reproduce.base import Earlier, find
@@ -52,19 +52,14 @@ class MadeUp:
         for values in itertools.product(*axes.values()):
             at = dict(zip(axes, values, strict=True))
             document = yaml.safe_load((ROOT / path).read_text())
-            for key, value in at.items():
-                section, _, name = key.partition(".")
-                if name:
-                    document[section][name] = value
-                else:
-                    document[section] = value
+            source = {**document, "algorithm": {**document["algorithm"], "sampling_rate": 1.0}}
             # Digits are always there: what is checked is that the options and the promise go together.
-            digits = {"dataset": "digits", "clients": [100], "train_per_client": 14, "test_per_client": 3, "shift": "none"}
-            tried = {**document, "data": digits, "model": {"name": "linear"}}
-            if document["data"]["dataset"] == "regression":
-                tried = document
-            options = {**tried["algorithm"], "sampling_rate": 1.0}
-            resolved = config.resolve({**tried, "algorithm": options})
+            if document["data"]["dataset"] != "regression":
+                digits = {"dataset": "digits", "clients": [100], "train_per_client": 14, "test_per_client": 3, "shift": "none"}
+                source |= {"data": digits, "model": {"name": "linear"}}
+            if "algorithm" in at:
+                at["algorithm"] = {**at["algorithm"], "sampling_rate": 1.0}
+            resolved = config.load(source, [f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in at.items()])
             self.cells.append((str(path), resolved))
             accuracy = self.reach(str(path), resolved)
             accuracy += 1e-4 * resolved.seed * (1 + (resolved.algorithm.get("min_cluster_size", 0) > 0))  # seeds differ
@@ -76,7 +71,14 @@ class MadeUp:
             folder = self.folder / f"run{len(self.cells)}"
             settings = {**resolved.model_dump(mode="json"), "data": document["data"]}
             result = Result(
-                folder, "x", options["name"], resolved.seed, "finished", settings, privacy, {"accuracy_mean": accuracy}
+                folder,
+                "x",
+                resolved.algorithm["name"],
+                resolved.seed,
+                "finished",
+                settings,
+                privacy,
+                {"accuracy_mean": accuracy},
             )
             if self.write:
                 self.write(result)
