@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import check_runnable
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import changed_settings
+from dpcfl_net.experiment.config_options import unknown_options
+from dpcfl_net.experiment.config_overrides import section
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.results import summary
 
@@ -60,7 +63,8 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
     try:
         config = configuration.load(files.config)
     except ConfigError as error:
-        raise ConfigError([f"{files.config}: {problem}" for problem in error.problems]) from None
+        problems = _lost_options(configuration.read_document(files.config)) or error.problems
+        raise ConfigError([f"{files.config}: {problem}" for problem in problems]) from None
     if not remote and files.placement.exists():
         raise ConfigError(f"the workers of {folder} are on other hosts: resume with dpcfl launch --resume {folder} --on ...")
     job = summary.read_run_job(folder)
@@ -74,3 +78,18 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
         if changed := changed_settings(config, job):
             raise ConfigError([f"{files.config} is not the configuration of the signed job: {change}" for change in changed])
     return saved
+
+
+def _lost_options(document: Mapping[str, Any]) -> list[str]:
+    """Name the options of a run that the algorithm of the user's own has lost since it started."""
+    chosen = section(document, "algorithm")
+    name = str(chosen.get("name"))
+    try:
+        lost = unknown_options(chosen) if is_plugin(name) else []
+    except ConfigError:  # there is no such algorithm any more, which the error of the configuration says
+        return []
+    return [
+        f"{name} has no option {option!r} now, with which this run started: give it back, or say its present name in the algorithm's Options, "
+        f"as earlier_names = {{{option!r}: 'PRESENT_NAME'}}"
+        for option in lost
+    ]

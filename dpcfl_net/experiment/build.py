@@ -131,7 +131,7 @@ def changed_settings(config: Config, job: Job) -> list[str]:
     protocol, experiment = job.protocol, job.experiment
     data = _data_settings(config).model_dump(mode="json")
     found = [
-        *differences(protocol.model_copy(update=_signed_settings(config)), protocol),
+        *differences(protocol.model_copy(update=_signed_settings(config)), _with_names_of(config, protocol)),
         *differences(experiment.model_copy(update={"seed": config.seed, "data": data}), experiment),
     ]
     secret = b"" if experiment.audit is None else bytes.fromhex(experiment.audit.secret)
@@ -151,6 +151,14 @@ def changed_settings(config: Config, job: Job) -> list[str]:
         ]:
             return [*found, *different]
     return found
+
+
+def _with_names_of(config: Config, protocol: Protocol) -> Protocol:
+    """Return the protocol with the options of the configuration's algorithm by their present names."""
+    if config.algorithm["name"] != protocol.algorithm:
+        return protocol
+    present = config.algorithm_class.Options.with_present_names(protocol.options)
+    return protocol.model_copy(update={"options": present})
 
 
 def _root(config: Config) -> bytes:

@@ -83,6 +83,19 @@ def shared_options(chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in chosen.items() if key not in own or key in other}
 
 
+def unknown_options(chosen: Mapping[str, Any]) -> list[str]:
+    """List the options in the `algorithm` section that the algorithm does not have, by present or earlier name.
+
+    Args:
+        chosen: The section with the algorithm's name.
+
+    Raises:
+        ConfigError: If there is no such algorithm.
+    """
+    options = find(str(chosen.get("name"))).Options
+    return [name for name in chosen if name != "name" and name not in {*options.model_fields, *options.earlier_names}]
+
+
 def has_option(document: Mapping[str, Any], option: str) -> bool:
     """Return True if a document sets an option of any algorithm.
 

@@ -683,6 +683,31 @@ def quick(algorithm):
     return {**SMALL, "data": data, "model": {"name": "linear"}, "rounds": 2, "algorithm": {"name": algorithm}}
 
 
+def test_a_run_whose_algorithm_renamed_an_option_needs_its_earlier_name(module, tmp_path):
+    """The error was about an unknown key with a like name elsewhere, and a run with the earlier name was refused as another job."""
+    module("own_rounds", ALGORITHM)
+    started = {**quick("own_rounds:Damped"), "algorithm": {"name": "own_rounds:Damped", "share": 0.25}}
+    stopped = dpcfl.run(started, tmp_path / "runs", "in-process", progress=False, callbacks=[lambda metrics: False])
+    renamed = ALGORITHM.replace("share: float", "portion: float").replace("options.share", "options.portion")
+    module("own_rounds", renamed)
+    importlib.reload(sys.modules["own_rounds"])
+    with pytest.raises(ConfigError) as caught:
+        dpcfl.resume(stopped.path, progress=False)
+    assert caught.value.problems == [
+        f"{stopped.path / 'config.yaml'}: own_rounds:Damped has no option 'share' now, with which this run started: give it back, or say "
+        "its present name in the algorithm's Options, as earlier_names = {'share': 'PRESENT_NAME'}"
+    ]
+    module("own_rounds", renamed.replace("        portion", "        earlier_names = {'share': 'portion'}\n        portion"))
+    importlib.reload(sys.modules["own_rounds"])
+    resumed = dpcfl.resume(stopped.path, progress=False)
+    assert (resumed.state, resumed.config.options.portion) == ("finished", 0.25)
+    assert not [check for check in resumed.verify() if check.holds is False]
+    config_file = stopped.path / "config.yaml"
+    config_file.write_text(config_file.read_text().replace("share: 0.25", "share: 0.5"))
+    (failed,) = [check for check in resumed.verify() if check.holds is False]
+    assert "options.portion: 0.5 here, 0.25 there" in failed.detail
+
+
 @pytest.mark.parametrize("federation", ["in-process", "network"])
 def test_code_that_was_edited_after_its_import_does_not_run_as_it_was(module, tmp_path, federation):
     """In a notebook a run in one process silently had the old code, and one over the network the old plan and the new code."""
