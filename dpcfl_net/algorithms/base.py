@@ -248,10 +248,13 @@ def on_client(
 
     Raises:
         ValueError: If `charges` is no list of names, or is empty: nothing would pay for the release, or bound how often it is asked for.
+            If `takes` or `gives` does not map names to TensorSpecs.
     """
 
     def mark(method: Method) -> Method:
         _require_slots("client step", method.__name__, charges)
+        _require_tensors(method.__name__, "takes", takes)
+        _require_tensors(method.__name__, "gives", gives)
         method.client_step = ClientStep(method.__name__, tuple(charges), dict(takes), dict(gives))  # type: ignore[attr-defined]
         return method
 
@@ -285,6 +288,16 @@ def _require_slots(what: str, name: str, charges: list[str]) -> None:
     if not charges:
         raise ValueError(
             f"charges of {what} {name!r} is {charges!r}: must name at least one slot of the plan, which pays for the release"
+        )
+
+
+def _require_tensors(step: str, argument: str, tensors: Mapping[str, TensorSpec]) -> None:
+    """ValueError for tensors of a client step that are not named, or not described by a `TensorSpec`."""
+    named = isinstance(tensors, Mapping) and all(isinstance(name, str) for name in tensors)
+    if not named or not all(isinstance(spec, TensorSpec) for spec in tensors.values()):
+        raise ValueError(
+            f"{argument} of client step {step!r} is {shown(tensors)}: must map names to TensorSpecs, as {{'model': MODEL}}; "
+            "{} for no tensors"
         )
 
 

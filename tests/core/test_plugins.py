@@ -1380,6 +1380,18 @@ def test_a_slot_that_has_no_event_is_a_sentence(module, tmp_path, slot, words):
             '"update": TensorSpec("float32", ("p",))',
             "dtype of a TensorSpec is 'float32': must be one of f4, i8",
         ),
+        (
+            'takes={"model": MODEL}',
+            "takes=None",
+            "takes of client step 'train' is None: must map names to TensorSpecs, as {'model': MODEL}",
+        ),
+        ('takes={"model": MODEL}', "takes=[MODEL]", r"takes of client step 'train' is \[.*: must map names to TensorSpecs"),
+        (
+            '"update": UPDATE',
+            '"update": "f4"',
+            "gives of client step 'train' is {'update': 'f4'}: must map names to TensorSpecs",
+        ),
+        ('"update": UPDATE', "0: UPDATE", "gives of client step 'train' is {0: .*: must map names to TensorSpecs"),
     ],
 )
 def test_a_slip_in_the_declaration_of_a_step_is_a_sentence(module, old, new, words):
