@@ -20,6 +20,13 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise AttributeError, which says how to change a configuration."""
+        raise AttributeError(
+            f"{name} of {type(self).__name__} cannot be assigned: configurations and jobs do not change; for a changed copy of a "
+            "configuration use dpcfl.load, as in dpcfl.load(config, {'local.lr': 0.1})"
+        )
+
 
 class FrozenModel(StrictModel):
     """Part of a signed job.

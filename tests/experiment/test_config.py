@@ -379,3 +379,13 @@ def test_a_large_roster_has_many_clients_per_process_unless_it_says_otherwise(tm
     for runtime, expected in (({}, 100), ({"clients_per_worker": 7}, 7)):
         document = {"data": data, "model": {"name": "linear"}, "runtime": runtime, "local": {"batch_size": 6}, **trusted}
         assert config.load(write_config(tmp_path, **document)).runtime.clients_per_worker == expected
+
+
+def test_an_assignment_to_a_configuration_says_how_to_change_it():
+    found = config.load(SMALL)
+    for part, name in ((found, "rounds"), (found.local, "lr"), (found.options, "clusters"), (found.privacy, "epsilonn")):
+        with pytest.raises(
+            AttributeError, match=f"{name} of .* cannot be assigned: .* dpcfl.load\\(config, {{'local.lr': 0.1}}\\)"
+        ):
+            setattr(part, name, 3)
+    assert config.load(found, {"local.lr": 0.1}).local.lr == 0.1
