@@ -135,7 +135,9 @@ def _check_names(algorithms: Sequence[str]) -> None:
     for name in algorithms:
         try:
             if not name:
-                raise ConfigError("an algorithm has an empty name: names must be separated by one comma, as in r-dpcfl,local")
+                raise ConfigError(
+                    "an algorithm has an empty name: give --algorithms r-dpcfl,local, or algorithms=['r-dpcfl', 'local'] in Python"
+                )
             find(name)
         except ConfigError as error:
             problems += error.problems

@@ -493,7 +493,12 @@ def test_unequal_numbers_of_trials_are_refused(search, trials, sentence):
         (["global", "global"], GRID, {}, "'global' is given twice"),
         (["global"], {}, {}, r"has no setting to tune: give --grid .*, or grid={'KEY': \[VALUE, VALUE\]} in Python$"),
         ([], GRID, {}, r"^algorithms is \[\]: must name at least one"),
-        (["global", ""], GRID, {}, "an algorithm has an empty name: names must be separated by one comma, as in r-dpcfl,local"),
+        (
+            ["global", ""],
+            GRID,
+            {},
+            r"an algorithm has an empty name: give --algorithms r-dpcfl,local, or algorithms=\['r-dpcfl', 'local'\] in Python$",
+        ),
         (["gobal"], GRID, {}, "algorithm.name is 'gobal': must be one of"),
         (["gobal"], GRID, {}, "did you mean 'global'"),
         (NAMES, {"local.momentum": ["0", "0.0"]}, {}, "are the same job"),
