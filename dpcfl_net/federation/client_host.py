@@ -25,7 +25,7 @@ from dpcfl_net.federation.secure.stages import MASKED_NAME, MASKING, STAGES
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, Slot
+from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, SecureSlot, Slot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
 from dpcfl_net.transport.messages import WireError, match_template
@@ -71,6 +71,7 @@ class ClientHost:
         self._plan, central = algorithm.plan(entry), algorithm.central_plan()
         self._samples = set() if unprotected(central) else {slot.sampling for slot in central if isinstance(slot, CentralSlot)}
         self._rooms: dict[DPSGDSlot, int | None] = {}
+        self._trained: set[str] = set()  # client steps for which the model was checked
         self._open_data, self._make_engine = open_data, engine
         self._data: dict[str, Any] = {}
         self._engine: Engine | None = None
@@ -150,7 +151,7 @@ class ClientHost:
         self._ledger.close()
 
     def _check(self, task: Task) -> None:
-        """Raise Refused if a task does not match its template; uses public facts only."""
+        """Raise Refused if a task does not match its template, ConfigError if the model cannot be trained; uses public facts only."""
         step = self._steps.get(task.kind)
         if step is None:
             raise Refused("task", f"no task {task.kind!r} in algorithm {self.algorithm.name}")
@@ -160,6 +161,18 @@ class ClientHost:
                 raise Refused("non-finite", f"tensor {name!r} holds a value that is not finite")
         if self._secure is not None:
             self._secure.check(task, split_state(self.gate.state())[0])
+        self._check_model(step)
+
+    def _check_model(self, step: ClientStep) -> None:
+        """ConfigError, before the charge, if the model's gradients in this process show the place of a record in its batch."""
+        if step.kind in self._trained:
+            return
+        by_record = DPSGDSlot if self.algorithm.capabilities.plain_sgd else DPSGDSlot | SecureSlot
+        slots = {slot for slot in self._plan if slot.name in step.charges and isinstance(slot, by_record)}
+        for records in {self.room(slot) if isinstance(slot, DPSGDSlot) else None for slot in slots}:
+            with self.turn():
+                self.engine.trainer.check_batches(tuple(self.protocol.model.input_shape), records)
+        self._trained.add(step.kind)
 
     def _check_release(self, step: ClientStep, release: Release) -> None:
         """WireError, with the name of the step, if a release is not as the step's `gives`."""

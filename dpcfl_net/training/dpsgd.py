@@ -30,7 +30,7 @@ from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import choose, set_processor_flags
 from dpcfl_net.training.layers import Layer, fast_layers, side_by_side
 from dpcfl_net.training.losses import each_loss, each_right
-from dpcfl_net.training.physical_batches import SameBits, padded, sizes, slots_for
+from dpcfl_net.training.physical_batches import SameBits, even, padded, sizes, slots_for
 from dpcfl_net.training.plain_path import PlainPath
 from dpcfl_net.training.precision import in_precision
 from dpcfl_net.training.sgd import pieces
@@ -159,6 +159,22 @@ class Trainer:
         """
         total = self._sum(Sums(theta), data, rows, room).cpu().numpy()
         return total.astype(np.float64, copy=False)
+
+    def check_batches(self, input_shape: tuple[int, ...], room: int | None = None) -> None:
+        """Check, on synthetic records, that a record's gradient does not depend on its slot in the largest batch.
+
+        Training checks each batch as well; this is for callers that pay before they train.
+
+        Args:
+            input_shape: Shape of one record.
+            room: As for `train`.
+
+        Raises:
+            ConfigError: As `SameBits.alike`.
+        """
+        if devices.torch_device().type == "cpu":
+            set_processor_flags()
+            self._same_bits.alike(self.slots if room is None else even(room), input_shape, torch.float32)
 
     @torch.no_grad()
     def _sum(self, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> torch.Tensor:

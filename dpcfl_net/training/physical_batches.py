@@ -100,7 +100,8 @@ class SameBits:
             if found is None:
                 raise ConfigError(
                     f"a record's gradient has other bits in other slots of a batch, at all sizes from {tried[0]} to {tried[-1]} that were "
-                    "tried: the sum would show where a record lies; change the width of the model's layers"
+                    "tried: the sum would show where a record lies; does forward use a record's place in the batch? If not, change the "
+                    "width of the model's layers"
                 )
             self._alike[size, dtype] = found
         return self._alike[size, dtype]

@@ -1401,6 +1401,36 @@ def test_a_slip_in_the_declaration_of_a_step_is_a_sentence(module, old, new, wor
         config.resolve(quick("own_rounds:Personal"))
 
 
+PLACES = """
+import math
+import torch
+from torch import nn
+
+class Places(nn.Module):
+    def __init__(self, numbers, classes):
+        super().__init__()
+        self.layer = nn.Linear(numbers, classes)
+
+    def forward(self, x):
+        logits = self.layer(x.flatten(1))
+        return logits + 1e-6 * torch.arange(len(x))[:, None] * logits
+
+def build(shape, classes):
+    return Places(math.prod(shape), classes)
+"""
+
+
+@pytest.mark.parametrize("pace", ["free", "constant"])
+def test_a_model_whose_gradients_show_the_place_of_a_record_is_refused_before_a_client_pays(module, tmp_path, pace):
+    """It was refused in the first step, whose whole task had been charged."""
+    module("places", PLACES)
+    document = quick("global") | {"model": "places:build", "local": {"batch_size": 16, "pace": pace}}
+    with pytest.raises(ConfigError, match=r"has other bits in other slots of a batch.*does forward use a record's place"):
+        dpcfl.run(document, tmp_path / "runs", "in-process", progress=False)
+    (ledger,) = tmp_path.glob("runs/*/ledgers/client_0000/ledger.jsonl")
+    assert [json.loads(line)["type"] for line in ledger.read_text().splitlines()] == ["header"]
+
+
 def test_a_proximal_term_needs_a_whole_model_as_its_centre(module, tmp_path):
     """A part of a model was taken for that number in every parameter."""
     module(
