@@ -143,21 +143,27 @@ def _report_end(pid: int, channel: socket.socket) -> None:
 
 def _become(title: str, descriptors: list[int], environment: dict[str, str]) -> None:
     """Continue as the child: its log, its channel and its descriptors in their places, and no other open file."""
-    channel, log, arguments, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH) for fd in descriptors]
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    for place, descriptor in enumerate((channel, *others), CHANNEL):
-        os.dup2(descriptor, place, inheritable=False)
-    with os.fdopen(arguments, "rb") as file:
-        content = file.read()
-    os.closerange(FIRST_FREE + len(others), os.sysconf("SC_OPEN_MAX"))
-    handle = os.pidfd_open(os.getpid())
-    with socket.socket(fileno=os.dup(CHANNEL)) as end:
-        try:
-            socket.send_fds(end, [str(os.getpid()).encode()], [handle])
-        except OSError:  # the launcher has ended
-            os._exit(4)
-    os.close(handle)
+    end = descriptors[0]  # of the channel
+    try:
+        channel, log, arguments, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH) for fd in descriptors]
+        end = channel
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        for place, descriptor in enumerate((channel, *others), CHANNEL):
+            os.dup2(descriptor, place, inheritable=False)
+        end = CHANNEL
+        with os.fdopen(arguments, "rb") as file:
+            content = file.read()
+        os.closerange(FIRST_FREE + len(others), os.sysconf("SC_OPEN_MAX"))
+        handle = os.pidfd_open(os.getpid())
+        with socket.socket(fileno=os.dup(CHANNEL)) as one:
+            socket.send_fds(one, [str(os.getpid()).encode()], [handle])
+        os.close(handle)
+    except BaseException as error:  # else the child would go on as the fork server, and end with its exit handlers
+        with contextlib.suppress(OSError):  # the launcher has ended
+            why = reason(error) if isinstance(error, OSError) else repr(error)
+            os.write(end, f"its files could not be put in place: {why}".encode())
+        os._exit(4)
     run(title, content, environment)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -183,6 +184,16 @@ def test_a_process_that_is_killed_while_it_is_forked_is_forked_again(tmp_path, s
     assert forked.alive()
     assert len(kills.killed) == 1
     forked.close()
+
+
+def test_a_process_that_cannot_take_its_files_says_so(tmp_path):
+    """It went on as the fork server, wrote a traceback into the terminal, and the message was that it ended with code 1."""
+    limited = ForkServer()
+    limited.wait_until_loaded(lambda: None)
+    resource.prlimit(limited.pid, resource.RLIMIT_NOFILE, (60, 60))
+    with pytest.raises(RunFailed, match=r"^client 0 was not started: its files could not be put in place: invalid argument$"):
+        limited.fork("client 0", start_of("test_ended_processes:rest", 600, role_environment()), tmp_path / "log")
+    limited.close()
 
 
 class Broken:
