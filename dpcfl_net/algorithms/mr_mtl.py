@@ -20,8 +20,8 @@ from dpcfl_net.federation.plan_examples import plan_examples
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 WITHOUT_CLIENTS = (
-    "the mean moves by the updates that arrived, weighted by records over all clients; an update that came too late or was lost is in "
-    "its client's personal model and not in the mean; a client without a task keeps its model"
+    "the mean moves by the updates that arrived, weighted by records over all clients; an update that came too late or was lost on its way "
+    "is in its client's personal model and not in the mean; a client without a task, or whose task a crash cut, keeps its model"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import numpy as np
@@ -14,8 +15,11 @@ from test_r_dpcfl import Scripted
 
 from dpcfl_net.algorithms import dp_ifca, r_dpcfl
 from dpcfl_net.algorithms.base import registry
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.transport.keys import make_keys
 
 
@@ -162,6 +166,32 @@ def test_mr_mtl_weighs_updates_by_records_over_all_clients(job_of):
     expected = (2 * records[1] + 3 * records[2]) / sum(records.values())
     assert moved(first, second) == [round(expected, 4)]
     assert moved(second, third) == [0.0]
+
+
+def test_mr_mtl_keeps_an_update_that_the_server_never_got_and_none_that_a_crash_cut(job_of, tmp_path, monkeypatch):
+    job = job_of("mr-mtl")
+    mean = job.algorithm.start(Scripted(job.protocol, None, quorum=0.0)).models[0]
+
+    def task(t):
+        return Task(t, "train", {"mean": mean})
+
+    def crash(*_, **__):
+        raise KeyboardInterrupt
+
+    with contextlib.closing(make_host(job, 0, tmp_path)) as host:
+        kept = host.answer(task(1))  # the server never gets this answer
+        sent = unpack(kept.release)["update"]
+        model = host.personal_model()
+        assert np.allclose(model - mean, sent, atol=1e-6)
+        assert sent.any()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(job.algorithm), "train", crash)
+            with pytest.raises(KeyboardInterrupt):
+                host.answer(task(2))
+        host.answer(task(3))  # round 2 has passed: its task is lost
+        assert host.answer(task(2)).status != "release"
+        third = unpack(host.answer(task(3)).release)["update"]
+        assert np.allclose(host.personal_model() - model, third, atol=1e-6)
 
 
 def first_round(client, p):
