@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
+from gates import CHARGES, JOB, PLAN, TRAIN, Crash, FakeStep, allow, ask, forbidden, open_gate, task, used_ledger
 from journals import keys_in
-from test_gate import CHARGES, JOB, PLAN, TRAIN, Crash, FakeStep, allow, ask, forbidden, open_gate, task, used_ledger
 
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.tensors import unpack

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from conftest import DPCFL, ROOT
-from test_gate import JOB, FakeStep, ask, one_charge_and_one_draw, open_gate, task, try_ask, used_ledger
+from gates import JOB, FakeStep, ask, one_charge_and_one_draw, open_gate, task, try_ask, used_ledger
 
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.tensors import unpack
