@@ -172,7 +172,6 @@ class WorkerPool:
         code, log, reason = worker.handle.wait(), worker.handle.log_path, worker.handle.reason
         worker.handle.close()
         worker.handle = None
-        self._exit_deadlines.pop(worker.first, None)
         if code == 0 and worker.wanted and self._max_running >= self._clients:
             self._lose(worker)  # it was told to leave, which happens once where no client makes room for another
         if code == 0 or not worker.wanted:

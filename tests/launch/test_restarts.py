@@ -51,7 +51,7 @@ class Crashing:
 
     def __init__(self, code: int = 4) -> None:
         self.starts: list[int] = []
-        self.sentinel, self._code, self.commands = 0, code, list[str]()
+        self.sentinel, self._code, self.commands, self.closed = 0, code, list[str](), 0
 
     def start(self, process: ClientRange) -> Crashing:
         self.sentinel = process.clients[0]
@@ -68,7 +68,7 @@ class Crashing:
         return self._code
 
     def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 @pytest.fixture
@@ -156,21 +156,39 @@ def test_a_lost_process_of_several_clients_loses_those_that_exist(now):
     assert lost == [4, 2, 3]
 
 
-def test_a_worker_that_is_wanted_again_before_it_has_left_is_not_killed(now):
+def pass_time(now: list[float], pool: WorkerPool, seconds: float) -> None:
+    """Let time pass second by second: a jump would be a pause of the whole run."""
+    for _ in range(int(seconds)):
+        now[0] += 1
+        pool.update()
+
+
+def test_a_worker_that_is_wanted_again_before_it_has_left_is_neither_killed_nor_started_twice(now):
     launcher = Crashing()
-    pool = WorkerPool(launcher, 2, PoolLimits(1, 1, 9, True), report=lambda text: None, on_lost=lambda client: None)
-
-    def pass_time():
-        for _ in range(2 * int(EXIT_S)):  # second by second: a jump would be a pause of the whole run
-            now[0] += 1
-            pool.update()
-
+    pool = WorkerPool(launcher, 2, PoolLimits(1, 2, 9, True), report=lambda text: None, on_lost=lambda client: None)
     pool.start_worker([1])
     pool.update()
     pool.stop_worker([1])
     pool.start_worker([1])
-    pass_time()
-    assert launcher.commands == []
+    pass_time(now, pool, 2 * EXIT_S)
+    assert (launcher.commands, launcher.starts) == ([], [1])
     pool.stop_worker([1])
-    pass_time()
+    pass_time(now, pool, 2 * EXIT_S)
     assert launcher.commands == ["kill"]
+
+
+def test_a_worker_that_is_stopped_before_it_has_a_place_neither_starts_nor_is_killed(now):
+    launcher, reported = Crashing(), list[str]()
+    pool = WorkerPool(launcher, 3, PoolLimits(1, 1, 9, True), report=reported.append, on_lost=lambda client: None)
+    for word in (b"start 0", b"start 1", b"start 2", b"stop 1"):
+        pool.handle_command(word)
+    pass_time(now, pool, EXIT_S - 1)
+    pool.handle_command(b"stop 0")
+    pass_time(now, pool, EXIT_S - 1)  # the time of client 1 has passed, that of client 0 has not
+    assert (launcher.starts, launcher.commands) == ([0], [])
+    pass_time(now, pool, 1)
+    assert launcher.commands == ["kill"]
+    pool.ended(0)
+    pool.update()
+    assert (launcher.starts, pool.sentinels, pool.lost()) == ([0, 2], [2], [])
+    assert (launcher.closed, reported) == (1, [])
