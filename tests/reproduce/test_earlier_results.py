@@ -15,7 +15,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.reproduce import rr_mechanisms
 from dpcfl_net.reproduce.base import Earlier, OutOfTime, ReproductionResult, find, folder_name, registry, write
 from dpcfl_net.reproduce.claims import Claim, Comparison, Decision, judge
-from dpcfl_net.reproduce.planned import SETTINGS, read_earlier, read_rows
+from dpcfl_net.reproduce.planned import SETTINGS, read_earlier, read_rows, settings_of
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS
 
 NOTHING = Earlier()
@@ -182,6 +182,20 @@ def test_lines_of_other_settings_are_refused():
         ConfigError, match=r"the line of variant r-dpcfl, seed 1 has the settings 000000000000, and this version plans"
     ):
         variants(2, Earlier(rows, 1))
+
+
+def test_settings_are_those_of_the_configuration_and_the_axes_whatever_the_seed(tmp_path):
+    """With the seed among them, a line would count for no other seed; without one of the others, lines of another run would count."""
+    found: dict[str, set[str]] = {}
+    for row in variants(2)[0].rows:
+        found.setdefault(row["variant"], set()).add(row[SETTINGS])
+    assert {len(settings) for settings in found.values()} == {1}
+    assert len(set.union(*found.values())) == len(found) == 5
+    texts = {"plain": "rounds: 2\n", "noted": "# twice\nrounds: 2\n", "other": "rounds: 3\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    plain, noted, other = (settings_of((tmp_path / name, {"seed": (0,)})) for name in texts)
+    assert plain == noted != other
 
 
 def test_lines_without_settings_are_counted_in_the_notes():
