@@ -352,6 +352,17 @@ def test_trials_order_and_choice_do_not_depend_on_the_runs_at_once(search, tmp_p
     assert all(algorithm["chosen"] for algorithm in json.loads(one[1])["algorithms"].values())
 
 
+def test_the_table_has_mean_and_spread_of_the_final_runs_that_have_finished(tmp_path, pretended):
+    study = study_of("grid", tmp_path)
+    StudyRuns(study, changed=lambda: None).run(1)
+    one, other = study.tuned
+    first, second = (100 * summary.read_document(outcome.folder)["final"]["accuracy_mean"] for outcome in one.outcomes)
+    other.outcomes[0] = CellOutcome(other.outcomes[0].folder, "failed")
+    alone = 100 * summary.read_document(other.outcomes[1].folder)["final"]["accuracy_mean"]
+    said = [row[-1] for row in output.chosen_table(study).rows]
+    assert said == [f"{(first + second) / 2:.1f} % +- {abs(first - second) / 2**0.5:.1f}", f"{alone:.1f} %"]
+
+
 def test_a_failed_trial_ends_no_other_and_leaves_no_choice(tmp_path, pretended):
     pretended.setattr(Backwards, "ends", {4: "failed"})
     study, ended = study_of("grid", tmp_path), []
