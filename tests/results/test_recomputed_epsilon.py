@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import rewriting
+from test_foreign_ledgers import TRUSTED
 
 import dpcfl_net as dpcfl
 from dpcfl_net.experiment.job_files import Job, write_job
 from dpcfl_net.results.verify import Check, verify_run
 
 WITHIN = "epsilon recomputed from ledgers and plan is within the target"
+NOISY_PART = "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"
+PROMISE = "run.json states the promise of the signed job"
+UNPROTECTED = {
+    "name": "raw", "rounds": 2, "model": {"name": "linear"}, "local": {"batch_size": 16, "lr": 0.5},
+    "data": {"dataset": "digits", "clients": [1, 1], "train_per_client": 60, "test_per_client": 10},
+    "algorithm": {"name": "f-cdpfl", "clusters": 2}, "privacy": {"epsilon": 5, "delta": 1e-3}, "output": {"transcript": "off"},
+}  # fmt: skip
 
 
 def recomputed(folder: Path, what: str = WITHIN) -> Check:
@@ -34,6 +42,16 @@ def test_charges_of_one_client_that_cost_more_than_the_target_are_noticed(with_e
     assert plan <= 5 < charged, found.detail
 
 
+def test_a_charge_without_a_guarantee_that_the_job_does_not_declare_is_noticed(with_epsilon: dpcfl.Run, tmp_path: Path) -> None:
+    def unprotected(lines: list[dict[str, Any]]) -> None:
+        lines[-1]["events"] = [{"type": "Unprotected", "reason": "sent as it is"} for _ in lines[-1]["events"]]
+
+    folder = Path(shutil.copytree(with_epsilon.path, tmp_path / "run"))
+    rewriting.rewrite_ledger(folder, 0, unprotected, counter=True)
+    assert recomputed(folder).holds is False
+    assert recomputed(folder, PROMISE).holds is False, "what it has spent is not finite"
+
+
 def test_a_signed_plan_that_costs_more_than_the_target_is_noticed(with_epsilon: dpcfl.Run, tmp_path: Path) -> None:
     """A worker refuses such a job; a folder that claims to be a run of it may hold no charge at all."""
     folder = Path(shutil.copytree(with_epsilon.path, tmp_path / "run"))
@@ -44,3 +62,28 @@ def test_a_signed_plan_that_costs_more_than_the_target_is_noticed(with_epsilon: 
     assert found.holds is False
     assert found.detail.startswith("charged 0, whole plan 4.9"), found.detail
     assert found.detail.endswith("target 4 at delta 0.0001"), found.detail
+
+
+def test_charges_of_a_trusted_server_that_cost_more_than_the_target_are_noticed(tmp_path: Path) -> None:
+    folder = dpcfl.run(TRUSTED, tmp_path, "in-process", progress=False).path
+    assert recomputed(folder).detail.startswith("charged 7.9"), "the clients' ledgers hold raw releases only"
+    rewriting.rewrite_ledger(folder, "curator", one_more_charge, counter=True)
+    found, beyond = recomputed(folder), recomputed(folder, "ledgers hold nothing beyond the plan")
+    assert (found.holds, float(found.detail.split(", ")[0].split()[-1]) > 8) == (False, True), found.detail
+    assert beyond == Check(beyond.what, False, "the trusted server: round charged 3 times, planned 2")
+
+
+def test_the_noisy_part_of_a_run_without_a_guarantee_is_held_to_the_target(tmp_path: Path) -> None:
+    folder = dpcfl.run(UNPROTECTED, tmp_path, "in-process", progress=False).path
+    found = recomputed(folder, NOISY_PART)
+    assert (found.holds, found.detail[:15]) == (True, "charged 4.99964"), found.detail
+    assert found.detail.endswith(
+        "; cluster index unprotected: the argmin of the training loss is sent as it is, and one record can flip it"
+    )
+    document = folder / "run.json"
+    text = document.read_text()
+    document.write_text(text.replace('"epsilon_spent": null', '"epsilon_spent": 4.99964'))
+    assert recomputed(folder, PROMISE).detail == "epsilon_spent: 4.99964 here, – by job and ledgers"
+    rewriting.rewrite_ledger(folder, 0, one_more_charge, counter=True)
+    found = recomputed(folder, NOISY_PART)
+    assert (found.holds, float(found.detail.split(", ")[0].split()[-1]) > 5) == (False, True), found.detail

@@ -46,16 +46,16 @@ def results(bodies: list[Body], client: int, round: int) -> tuple[Body, Body]:
     return result, chunk
 
 
-def rewrite_ledger(folder: Path, client: int, change: Callable[[list[dict[str, Any]]], None], *, counter: bool) -> None:
+def rewrite_ledger(folder: Path, owner: int | str, change: Callable[[list[dict[str, Any]]], None], *, counter: bool) -> None:
     """Change the lines of a ledger and compute its chain again.
 
     Args:
         folder: Run folder.
-        client: Client id.
+        owner: Client id, or the name of another owner's folder.
         change: Changes the decoded lines.
         counter: Put a matching counter in place of the journal, as in a copy from another host.
     """
-    ledger = folder / "ledgers" / f"client_{client:04d}"
+    ledger = folder / "ledgers" / (owner if isinstance(owner, str) else f"client_{owner:04d}")
     lines = [json.loads(line) for line in (ledger / "ledger.jsonl").read_bytes().splitlines()]
     change(lines)
     previous, content = "0" * 64, b""
