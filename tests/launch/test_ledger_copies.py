@@ -28,6 +28,7 @@ from dpcfl_net.launch.placement.messages import (
     PublicKeys,
     SetJob,
     StartWorker,
+    WorkerEnded,
     read_command,
 )
 from dpcfl_net.launch.placement.remote import Host, HostAgent
@@ -210,6 +211,43 @@ def test_what_a_worker_has_charged_before_it_is_ended_is_reported(tmp_path, ledg
     updates = [report for report in found if isinstance(report, LedgerUpdate)]
     assert "".join(update.lines for update in updates) == (ledger / "ledger.jsonl").read_text()
     assert updates[-1].counter.startswith("3 ")
+
+
+def test_the_end_of_a_worker_is_reported_after_its_charges_with_its_part_of_the_log(tmp_path, ledger, monkeypatch):
+    """The launcher restarts it at once: the copy of its ledger must hold the lines until then."""
+    ends = []
+
+    class Workers:
+        """A worker that charges a round, writes to its log and ends; the input of the agent ends after it."""
+
+        def __init__(self, *_):
+            self._sentinel, self._alive = os.pipe()
+
+        def start(self, process):
+            charge(ledger, 3)
+            log.open("a").write("begins\n")
+            os.close(self._alive)
+            return SimpleNamespace(
+                sentinel=self._sentinel, wait=lambda: 70, close=self._end, log_path=log, reason="RunFailed: no room"
+            )
+
+        def _end(self):
+            os.close(self._sentinel)
+            ends[0]()
+
+        def close(self):
+            pass
+
+    log = tmp_path / "host" / "logs" / "client_3.log"
+    log.parent.mkdir()
+    log.write_text("of an earlier process\n")
+    monkeypatch.setattr(agent_module, "LocalLauncher", Workers)
+    keys = PrepareKeys(clients=[3], existing=False)
+    reports = reports_of(tmp_path / "host", keys, JOB, StartWorker(first=3, count=1, group=False), ends=ends.append)
+    *_, update, end = reports
+    assert isinstance(reports[0], AgentHello)
+    assert (isinstance(update, LedgerUpdate), update.counter[:2]) == (True, "3 ")
+    assert end == WorkerEnded(first=3, code=70, log="begins\nRunFailed: no room")
 
 
 def test_a_job_with_a_counter_of_nonsense_is_not_a_command():
