@@ -68,6 +68,8 @@ def done(monkeypatch) -> list[tuple[Any, ...]]:
                 os.close(end)
 
     class Aggregator:
+        looks = 1  # of the agent until it listens
+
         def __init__(self, folder: Path, number: int) -> None:
             self.address, self.listens, self.starting, self.sentinels = None, False, False, []
 
@@ -85,7 +87,8 @@ def done(monkeypatch) -> list[tuple[Any, ...]]:
             done.append(("aggregator", "signal", number))
 
         def news(self) -> list[Message]:
-            if not self.starting:
+            self.looks -= self.starting
+            if not self.starting or self.looks:
                 return []
             self.starting, self.listens, self.address = False, True, ADDRESS
             return [AggregatorListens(address=ADDRESS)]
@@ -132,10 +135,13 @@ def test_workers_and_their_commands_wait_for_the_aggregator_unless_they_are_ende
     ]  # fmt: skip
 
 
-def test_no_worker_starts_where_the_aggregator_never_listens(tmp_path, done):
+@pytest.mark.parametrize("commands", [[], [AGGREGATOR]], ids=["never", "at the end"])
+def test_no_worker_starts_once_the_input_has_ended(tmp_path, done, monkeypatch, commands):
+    monkeypatch.setattr(agent_module.HostAggregator, "looks", 2)
     keys = KEYS.model_copy(update={"aggregator": 0})
-    reports_of(tmp_path, keys, JOB, StartWorker(first=3, count=2, group=True))
-    assert done == [("aggregator", "ends")]
+    reports = reports_of(tmp_path, keys, JOB, StartWorker(first=3, count=2, group=True), *commands)
+    assert [isinstance(report, AggregatorListens) for report in reports[3:]] == [True] * len(commands)
+    assert done == [*([("aggregator", "starts")] if commands else []), ("aggregator", "ends")]
 
 
 @pytest.mark.parametrize("command", [AGGREGATOR, LoseClient(client=3), SignalAggregator(number=SIGUSR1)])
