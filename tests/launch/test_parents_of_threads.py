@@ -1,16 +1,19 @@
-"""Threads of a program that run experiments at the same time share the parents of their processes."""
+"""The parents of all processes: shared by threads that run experiments at the same time, and replaced where one was killed."""
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from signal import SIGKILL
 
+import psutil
 import pytest
 
 from dpcfl_net.launch.caller import restored
 from dpcfl_net.launch.placement import parents
-from dpcfl_net.launch.placement.child import ForkServer
+from dpcfl_net.launch.placement.child import Child, ForkServer, start_of, worker_environment
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +56,24 @@ def test_parents_that_ran_before_stay():
     with restored():
         assert parents.warm() is parent
     assert parent.alive()
+
+
+def test_parents_that_were_killed_are_replaced_and_leave_no_file_open(tmp_path):
+    """As by the system, for lack of memory: a worker that crashed afterwards could not start again."""
+
+    def killed(parent: ForkServer) -> int:
+        os.kill(parent.pid, SIGKILL)
+        assert not parent.alive(60)
+        return parent.pid
+
+    def fork() -> Child:
+        return parents.fork_worker(
+            "client 0", start_of("test_ended_processes:rest", 600, worker_environment()), tmp_path / "log"
+        )
+
+    ended = {killed(parents.warm())}
+    fork().close()
+    opened = psutil.Process().num_fds()
+    ended.add(killed(parents.preload()))
+    fork().close()
+    assert (len(parents.pids()), parents.pids() & ended, psutil.Process().num_fds()) == (2, set(), opened)
