@@ -19,6 +19,7 @@ from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, Slot, UnprotectedSlot
 from dpcfl_net.training import devices
+from dpcfl_net.training.flat_models import require_model, require_models
 
 if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.federation.engine import Engine
@@ -35,11 +36,12 @@ class Client:
     `validation_loss` protect nothing. Each records the event of the mechanism that ran, and the privacy gate compares these
     events with the debit. A slot pays for one call of a mechanism that protects its result, whose randomness follows from the
     slot's name: a second call would draw the same noise, and the difference of both results would have none, so the gate
-    withholds the release. A method raises ValueError for a slot that the step does not charge, or of another type than it takes.
+    withholds the release. A method raises ValueError for a slot that the step does not charge, or of another type than it takes, and
+    for models of another shape.
 
     Attributes:
         protocol: The signed protocol.
-        state: The client's state by name: arrays of float32, float16, int8, int32, int64, uint8 or uint32. Where secure sums protect
+        state: The client's state by name: arrays of float16, float32, int8, int32, int64, uint8, uint16 or uint32. Where secure sums protect
             whole clients, it is empty in a step without a mask: it may hold what was computed for a sum, which no noise of the step covers.
         ran: Events of the mechanisms that ran.
     """
@@ -69,9 +71,6 @@ class Client:
 
         Returns:
             The trained parameters, (p,) float32.
-
-        Raises:
-            ValueError: If `model` or the centre has another shape.
         """
         spec = self._use(slot, DPSGDSlot)
         key = slot_key(self._charge.key, slot)
@@ -134,6 +133,8 @@ class Client:
             Squared L2 distances, (M,) float64.
         """
         self._without_guarantee(slot)
+        require_model("own_model", own_model, self.protocol.model.parameters)
+        require_models(models, self.protocol.model.parameters)
         return np.array([np.sum((own_model - model).astype(np.float64) ** 2) for model in models])
 
     def sgd(self, slot: str, model: np.ndarray, **how: Any) -> np.ndarray:

@@ -27,6 +27,7 @@ from dpcfl_net.training.batches import drawn_rows
 from dpcfl_net.training.dpsgd_steps import Sums, stepper, tensor
 from dpcfl_net.training.engine import Forward, GradientEngine
 from dpcfl_net.training.fast_path import FastPath
+from dpcfl_net.training.flat_models import require_model, require_models
 from dpcfl_net.training.gradient_engines import choose, set_processor_flags
 from dpcfl_net.training.layers import Layer, fast_layers, side_by_side
 from dpcfl_net.training.losses import each_loss, each_right
@@ -123,12 +124,9 @@ class Trainer:
         """
         records = len(data)
         slot.event(noise_multiplier)
-        if theta.shape != (self.parameters,):
-            raise ValueError(f"theta has shape {theta.shape}, the model has {self.parameters} parameters")
-        if proximal is not None and np.shape(proximal[1]) != theta.shape:
-            raise ValueError(
-                f"proximal has a centre of shape {np.shape(proximal[1])}, the model has {self.parameters} parameters"
-            )
+        require_model("the model", theta, self.parameters)
+        if proximal is not None:
+            require_model("the centre of proximal", proximal[1], self.parameters)
         if records * slot.rate <= 0:
             raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
         memory.keep_freed()
@@ -156,7 +154,11 @@ class Trainer:
 
         Returns:
             The sum, (p,) float64.
+
+        Raises:
+            ValueError: If `theta` has another shape.
         """
+        require_model("the model", theta, self.parameters)
         total = self._sum(Sums(theta), data, rows, room).cpu().numpy()
         return total.astype(np.float64, copy=False)
 
@@ -243,6 +245,7 @@ class Evaluator:
         self._layers = fast_layers(module, input_shape)
         self._engine: Forward = PlainPath(module) if self._layers is None else FastPath(self._layers)
         self.path, self._task = "plain" if self._layers is None else "fast", task
+        self._parameters = sum(p.numel() for p in module.parameters())
 
     def count_correct(self, models: np.ndarray, data: Records) -> list[int]:
         """Count the records whose label has the largest logit; ties go to the smallest index, non-finite logits are wrong.
@@ -253,7 +256,11 @@ class Evaluator:
 
         Returns:
             The number of correct records of each model.
+
+        Raises:
+            ValueError: If `models` has another shape, or no row.
         """
+        require_models(models, self._parameters)
         if self._layers is None:
             return [int(self.each(model, data)[1].sum()) for model in models]
         return [count for few in pieces(models, MODELS_TOGETHER) for count in self._counts(self._layers, few, data)]
@@ -281,7 +288,7 @@ class Evaluator:
             Accuracy, 0 to 1, and mean loss, inf if an output is not finite.
 
         Raises:
-            ValueError: Without records.
+            ValueError: Without records, or if a model has another shape.
         """
         if len(data) == 0:
             raise ValueError("no records to evaluate on")
@@ -299,7 +306,13 @@ class Evaluator:
 
         Returns:
             Losses, (n,) float64, and True for each correct record, (n,) bool.
+
+        Raises:
+            ValueError: If a model has another shape.
         """
+        require_model("the model", theta, self._parameters)
+        if base_model is not None:
+            require_model("base_model", base_model, self._parameters)
         set_processor_flags()
         models = [tensor(model) for model in (theta, base_model) if model is not None]
         losses, right = [np.empty(0)], [np.empty(0, bool)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.training import devices
+from dpcfl_net.training.flat_models import require_model, require_models
 from dpcfl_net.training.gradient_engines import set_processor_flags
 from dpcfl_net.training.layers import channels_last, fast_layers, pooled_first, side_by_side
 from dpcfl_net.training.losses import each_loss
@@ -66,7 +67,13 @@ class PlainSGD:
 
         Returns:
             The trained model, (p,) float32.
+
+        Raises:
+            ValueError: If a model or the centre has another shape.
         """
+        require_model("the model", theta, len(self._theta))
+        if proximal is not None:
+            require_model("the centre of proximal", proximal[1], len(self._theta))
         set_processor_flags()
         device = devices.lend(self)
         offsets = None if base_model is None else self._outputs(base_model, data)
@@ -102,7 +109,11 @@ class PlainSGD:
 
         Returns:
             (M,) float64; inf where a loss is not finite.
+
+        Raises:
+            ValueError: If `models` or `base_model` has another shape, or there is no row.
         """
+        require_models(models, len(self._theta))
         set_processor_flags()
         device = devices.lend(self)
         offsets = None if base_model is None else self._outputs(base_model, data)
@@ -122,7 +133,8 @@ class PlainSGD:
 
     @torch.no_grad()
     def _outputs(self, theta: np.ndarray, data: Any) -> torch.Tensor:
-        """Outputs of a model for all records in evaluation mode, in the data's order."""
+        """Outputs of a model for all records in evaluation mode, in the data's order; ValueError for another shape."""
+        require_model("base_model", theta, len(self._theta))
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
         self._module.eval()
         try:

@@ -194,7 +194,7 @@ def test_labels_of_all_clients_are_charged_when_they_are_released(tmp_path, algo
 def test_the_base_method_decides_which_cluster_a_client_names(tmp_path, base, label):
     """The first model has the lower loss, the second is nearest to the client's own."""
     job = job_for(tmp_path, {**RARE, "base": base}, adjacency="zero-out")
-    models = np.stack([np.zeros(8, np.float32), np.ones(8, np.float32)])
+    models = np.repeat(np.float32([[0], [1]]), job.protocol.model.parameters, axis=1)
     engine = SimpleNamespace(sgd=SimpleNamespace(mean_losses=lambda models, data, base_model: np.array([0.5, 2.0])))
     charge = Charge(bytes(32), {"label": RawSlot("label")}, None, "zero-out")
     me = Client(job.protocol, {"model": models[1] * np.float32(0.9)}, engine, None, lambda: None, charge)

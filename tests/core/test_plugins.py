@@ -927,6 +927,17 @@ def test_a_personal_model_of_another_shape_is_refused(module, tmp_path, kept, wo
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
 
 
+def test_a_step_whose_slot_the_plan_lacks_is_refused_with_that_reason(module, tmp_path):
+    """The message was that the job has no such task, though the class defines it."""
+    own = PERSONAL.replace('["train"]', '["train", "select"]').replace("def train", "def choose").replace("KEPT", "")
+    called = "    def round(self, state, t, fed):\n        fed.call(self.choose, common={'model': state.models[0]})\n"
+    module("own_rounds", own.replace("personal=True", "personal=False") + called)
+    with pytest.raises(
+        dpcfl.RunFailed, match=r"the plan holds no task of kind 'choose': .* the plan lacks a slot that it charges"
+    ):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
 def test_a_validation_loss_without_validation_records_says_what_to_set(module, tmp_path):
     loss = "from dpcfl_net.privacy.slots import GaussianSlot\n" + PERSONAL.replace('["train"]', '["train", "loss"]')
     planned = "def plan(self, client):\n        return [*super().plan(client), *[GaussianSlot('loss')] * 2]\n\n    @on_client"
@@ -1437,7 +1448,7 @@ def test_a_proximal_term_needs_a_whole_model_as_its_centre(module, tmp_path):
         "own_rounds",
         PERSONAL.replace("KEPT", "").replace('me.dpsgd("train", model)', 'me.dpsgd("train", model, (0.1, model[:1]))'),
     )
-    with pytest.raises(ValueError, match=r"proximal has a centre of shape \(1,\), the model has 650 parameters"):
+    with pytest.raises(ValueError, match=r"the centre of proximal has shape \(1,\): must be \(650,\)"):
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
 
 
