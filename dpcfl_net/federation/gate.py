@@ -269,7 +269,8 @@ class Gate:
     def _admit(self, task: Task, check: Check) -> None:
         """Raise Refused unless the task is new, in order, within the plan and well formed; uses public facts only."""
         if task.kind not in self._planned:
-            raise Refused("unknown-kind", f"no task of kind {task.kind[:64]!r} in this job")
+            why = "there is no such step, or the plan lacks a slot that it charges"
+            raise Refused("unknown-kind", f"the plan holds no task of kind {task.kind[:64]!r}: {why}")
         if not 1 <= task.round <= self.rounds:
             raise Refused("round", f"round {task.round} is outside 1..{self.rounds}")
         charges = self._ledger.charges(self.job_hash)

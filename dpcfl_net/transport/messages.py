@@ -260,7 +260,8 @@ def match_template(rows: Iterable[Sequence[Any]], template: Template) -> None:
         _, dtype, shape, _ = found[name]
         fits = dtype == pinned.dtype and len(shape) == len(pinned.shape)
         if not fits or not all(_side_fits(side, dim) for side, dim in zip(shape, pinned.shape, strict=True)):
-            raise WireError("template", f"tensor {name}: {dtype} {list(shape)}, expected {pinned.dtype} {list(pinned.shape)}")
+            sides = ", ".join(str(dim) if isinstance(dim, int) else f"{dim[0]} to {dim[1]}" for dim in pinned.shape)
+            raise WireError("template", f"tensor {name}: {dtype} {list(shape)}, expected {pinned.dtype} [{sides}]")
 
 
 def _side_fits(side: int, dim: Dim) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 import tracemalloc
 
@@ -221,6 +222,13 @@ def test_template_takes_exactly_the_pinned_tensors() -> None:
         with pytest.raises(WireError) as caught:
             match_template(announced(**bad).tensors, template)
         assert caught.value.code == "template"
+
+
+def test_a_message_gives_the_range_of_a_side() -> None:
+    """It was "expected f4 [(1, 3), 5]", the inside of the program."""
+    template = resolve({"models": TensorSpec("f4", ("M", "p"))}, {"M": (1, 3), "p": 5})
+    with pytest.raises(WireError, match=re.escape("tensor models: f4 [4, 5], expected f4 [1 to 3, 5]")):
+        match_template(announced(models=np.zeros((4, 5), "f4")).tensors, template)
 
 
 def test_unresolved_side_is_a_key_error() -> None:
