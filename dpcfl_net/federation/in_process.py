@@ -41,7 +41,6 @@ class InProcessFederation(Federation):
 
     def submit(self, work: Participation) -> None:
         """See `Federation`."""
-        self.hosts[work.client]  # the client starts now and opens its ledger, though it may never come to its turn
         self._open.setdefault(work.client, work)
 
     def _next_outcome(self, among: Collection[int] | None) -> Outcome:

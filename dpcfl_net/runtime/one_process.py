@@ -34,7 +34,7 @@ OTHER_FILES = 256  # of the process, at most
 
 
 class Hosts(Mapping[int, ClientHost]):
-    """Clients of a job, each behind its privacy gate, opened on first use.
+    """Clients of a job, each behind its privacy gate, opened on first use; before the first round where each has a ledger of its own.
 
     At most `most_open` are open at once. A client that is closed and opened again continues from its ledger. Ledgers are written
     without fsync, unless a record book composes the run with others.
@@ -66,7 +66,9 @@ class Hosts(Mapping[int, ClientHost]):
         self._clients = job.protocol.clients
         self._open: OrderedDict[int, ClientHost] = OrderedDict()  # least recently used first
         self._most_open = most_open()
-        if job.protocol.ledger_scope == "dataset":  # the guarantee also covers clients that are never drawn
+        # A record book's guarantee also covers clients that are never drawn, and without a trusted server each client's ledger says that it
+        # spent nothing.
+        if job.protocol.ledger_scope == "dataset" or not job.protocol.privacy.central:
             with ExitStack() as stack:
                 stack.callback(self.close)  # if a client is refused, the ledgers of those before it would stay locked
                 for client in self._clients:

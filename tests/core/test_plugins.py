@@ -986,6 +986,21 @@ def test_a_release_that_the_gate_withholds_names_its_step(module, tmp_path, kept
     assert logged in RunFolder(only_run(tmp_path / "runs")).log("in-process").read_text()
 
 
+def test_a_client_that_is_never_asked_has_spent_nothing(module, tmp_path):
+    """In one process it opened no ledger: epsilon was unknown for all clients, and verify missed a ledger."""
+    called = (
+        "    def round(self, state, t, fed):\n        fed.call(self.train, common={'model': state.models[0]}, each={1: {}})\n"
+    )
+    own = PERSONAL.replace("KEPT", "").replace("personal=True", "personal=False") + called + "        return state\n"
+    module("own_rounds", own)
+    document = quick("own_rounds:Personal") | {"privacy": {"epsilon": 5, "delta": 1e-4}}
+    run = dpcfl.run(document, tmp_path / "runs", "in-process", progress=False)
+    spent = [client.epsilon_spent for client in run.clients()]
+    assert spent[1] > 0
+    assert {*spent[:1], *spent[2:]} == {0.0}
+    assert [check.detail for check in run.verify() if check.holds is False] == []
+
+
 def test_an_error_of_a_client_step_names_its_line(module, tmp_path):
     """The message was the exception alone; file and line were in a log below the run folder."""
     text = PERSONAL.replace("KEPT", "{}['mine']")
