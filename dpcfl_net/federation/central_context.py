@@ -56,7 +56,7 @@ class CentralContext:
         else:
             chosen = np.flatnonzero(rng.random(len(clients)) < spec.sample_size / spec.population)
         self._sampled[slot] = [clients[k] for k in chosen]
-        return self._sampled[slot]
+        return [*self._sampled[slot]]  # the step may change its list, not the sample
 
     def call(self, method: Any, each: Mapping[int, Arrays]) -> Results:
         """Call a client step and collect the raw releases, which may leave the central step only through its mechanisms.

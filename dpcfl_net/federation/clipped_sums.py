@@ -59,7 +59,8 @@ class ClippedSums:
 
         Raises:
             ValueError: If the client was added before, two parts have one block, or a part has another shape than (p,), since the
-                noise covers one update of norm C of each client, or if the weight is out of range.
+                noise covers one update of norm C of each client, if the weight is out of range, or if clients are counted and
+                `counted_in` is no block.
         """
         if client in self._clients:
             raise ValueError(f"client {client} was added before")
@@ -71,12 +72,15 @@ class ClippedSums:
         # One number would be added to every coordinate of its block.
         if wrong := [vector.shape for _, vector in parts if vector.shape != (self._width,)]:
             raise ValueError(f"each part must have the shape ({self._width},), got {wrong[0]}")
+        if self._counted and counted_in not in range(len(self._total)):
+            raise ValueError(
+                f"counted_in must be a block, 0 to {len(self._total) - 1}, since clients are counted, got {counted_in!r}"
+            )
         self._clients.add(client)
         vectors = shortened([vector for _, vector in parts], self._clip)
         for (block, _), vector in zip(parts, vectors, strict=False):
             self._total[block, : self._width] += vector if weight == 1 else weight * vector
         if self._counted:
-            assert counted_in is not None
             self._total[counted_in, self._width] += self._clip * COUNT_SCALE
 
     def split(self, noisy: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

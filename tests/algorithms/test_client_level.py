@@ -158,6 +158,29 @@ def test_a_part_of_another_shape_than_its_block_is_refused(part):
     assert not clipped.total.any()
 
 
+@pytest.mark.parametrize("block", [None, 2, -1, [0, 1]])
+def test_a_client_is_counted_in_one_block(block):
+    """None ended in an AssertionError without words, and a list counted a client in several blocks, which the noise does not cover."""
+    clipped = ClippedSums((2, 50), 3.0, counted=True)
+    with pytest.raises(ValueError, match="counted_in must be a block, 0 to 1, since clients are counted, got"):
+        clipped.add(0, [(0, np.ones(50, np.float32))], block)
+    assert not clipped.total.any()
+    assert not clipped.clients
+
+
+def test_a_step_may_change_the_list_of_its_sample():
+    """A list from which a step took the clients one by one was the sample itself, and the sums had clients outside of it."""
+    me = context(FIXED, keys(1)[0])
+    sample, clipped = me.sample("round"), ClippedSums((1, 4), 1.0)
+    first = sample.pop()
+    clipped.add(first, [(0, np.ones(4, np.float32))])
+    sample.append(next(client for client in range(20) if client not in [first, *sample]))
+    me.noisy_total("round", "sums", clipped)
+    clipped.add(sample[-1], [(0, np.ones(4, np.float32))])
+    with pytest.raises(ValueError, match="is not in the sample"):
+        me.noisy_total("round", "sums", clipped)
+
+
 def test_a_step_cannot_change_sums_past_their_clipping():
     clipped = ClippedSums((1, 50), 3.0)
     with pytest.raises(ValueError, match="read-only"):
