@@ -49,9 +49,18 @@ def describe(tensors: Mapping[str, np.ndarray], allowed: Collection[str] = froze
         array = tensors[name]
         code = _CODES.get(array.dtype)
         if code is None or code not in allowed:
-            raise ValueError(f"tensor {name!r} has dtype {array.dtype}, allowed: {', '.join(sorted(allowed))}")
+            raise ValueError(f"tensor {name!r} has dtype {array.dtype}, allowed: {dtype_names(allowed)}")
         rows.append([name, code, list(array.shape), array.nbytes])
     return rows
+
+
+def dtype_names(codes: Collection[str]) -> str:
+    """Return the NumPy names of dtypes, for a message.
+
+    Args:
+        codes: Codes of `DTYPES`.
+    """
+    return ", ".join(sorted(DTYPES[code].name for code in codes))
 
 
 def finite(array: np.ndarray) -> bool:

@@ -14,7 +14,7 @@ from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
 from dpcfl_net.federation.asynchronous import Outcome, Participation, RawRelease
-from dpcfl_net.federation.call_arguments import arguments_problem, step_of
+from dpcfl_net.federation.call_arguments import arguments_problem, step_of, sums_problem
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
@@ -236,8 +236,9 @@ class Federation(ABC):
             The row of each client whose update was added.
 
         Raises:
-            RunFailed: As `call`.
+            RunFailed: As `call`, if the client step does not release these tensors, or if a client that is asked has no row.
         """
+        self._require_sums(method, rows, each)
         added: dict[int, int] = {}
         grouped = GroupedMeans(means, [entry.clients for entry in self.protocol.aggregators])
 
@@ -250,6 +251,12 @@ class Federation(ABC):
         self.stream(method, take, common=common, each=each)
         grouped.close_group()
         return added
+
+    def _require_sums(self, method: Any, rows: Mapping[int, int] | None, each: Mapping[int, Arrays] | None) -> None:
+        """RunFailed if the updates of a client step cannot be added up."""
+        asked = sorted(set(self.clients if each is None else each) - set(self.away(self.round)))
+        if problem := sums_problem(step_of(method), rows, asked):
+            raise RunFailed(f"round {self.round}: {problem}")
 
     def _run(
         self,

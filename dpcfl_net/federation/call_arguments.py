@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.files import shown
@@ -51,5 +53,28 @@ def arguments_problem(common: Any, each: Any, quorum: Any, clients: Sequence[int
         parts |= {f"each[{client}]": tensors for client, tensors in each.items()}
     elif each is not None:
         parts["each"] = each
-    wrong = next(((name, value) for name, value in parts.items() if not isinstance(value, Mapping)), None)
-    return "" if wrong is None else f"{wrong[0]} is of type {type(wrong[1]).__name__}: must be a mapping"
+    for name, tensors in parts.items():
+        if not isinstance(tensors, Mapping):
+            return f"{name} is of type {type(tensors).__name__}: must be a mapping"
+        for key, value in tensors.items():
+            if not isinstance(value, np.ndarray | np.generic):
+                return f"{name} has {key!r} of type {type(value).__name__}: must be a NumPy array"
+    return ""
+
+
+def sums_problem(step: ClientStep, rows: Mapping[int, int] | None, asked: Iterable[int]) -> str:
+    """Say why the updates of a client step cannot be added up.
+
+    Args:
+        step: The client step.
+        rows: Row of each client's model; None: clients choose.
+        asked: Clients that are asked.
+
+    Returns:
+        A sentence; empty if they can.
+    """
+    needed = ["update"] if rows is not None else ["update", "choice"]
+    if lacking := [name for name in needed if name not in step.gives]:
+        return f"client step {step.kind!r} gives no {lacking[0]!r}: add_up needs {' and '.join(needed)}"
+    without = [client for client in asked if rows is not None and client not in rows]
+    return f"rows has no row of client {without[0]}, which is asked" if without else ""

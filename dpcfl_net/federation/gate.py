@@ -17,7 +17,7 @@ from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.tensors import CLIENT_DTYPES, DTYPES, buffers, describe, pack, unpack
+from dpcfl_net.core.tensors import CLIENT_DTYPES, DTYPES, buffers, describe, dtype_names, pack, unpack
 from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
 from dpcfl_net.federation.planned_slots import PlannedSlots
 from dpcfl_net.privacy.events.base import Event
@@ -386,7 +386,7 @@ def _pack_result(
     except (ValueError, AttributeError) as problem:
         wrong = [*_not_arrays("the release", release.tensors), *_not_arrays("me.state", state)]
         _log.warning("step %r: %s", kind, "; ".join(wrong) or problem)
-        types = ", ".join(sorted(DTYPES[code].name for code in CLIENT_DTYPES))
+        types = dtype_names(CLIENT_DTYPES)
         reason = f"release and me.state of step {kind!r} must hold NumPy arrays of {types}; the client's log names what is not"
         raise Refused("not-a-release", reason) from problem
     blake3 = payload_hash(memoryview(packed)[len(packed) - payload :])

@@ -112,6 +112,7 @@ class TreeFederation(Federation):
         each: Mapping[int, Arrays] | None = None,
     ) -> dict[int, int]:
         """See `Federation`: aggregators send sums."""
+        self._require_sums(method, rows, each)
         step = step_of(method)
         encoding = MessageEncoding(method.__self__)
         tasks = self._begin(common, each, None)

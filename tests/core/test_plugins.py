@@ -795,6 +795,7 @@ def test_steps_that_plan_and_sides_do_not_fit_are_refused_before_anything_starts
 
 MISTAKEN = """
 from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.federation.aggregation import ModelMeans
 
 class Mistaken(Global):
     @classmethod
@@ -828,6 +829,26 @@ class Mistaken(Global):
         ),
         ("fed.call(self.train, each=[0])", dpcfl.RunFailed, "^round 1: each is of type list: must be a mapping"),
         ("fed.call(self.train, common=model)", dpcfl.RunFailed, "^round 1: common is of type ndarray: must be a mapping"),
+        (
+            "fed.call(self.train, common={'model': model.tolist()})",
+            dpcfl.RunFailed,
+            "^round 1: common has 'model' of type list: must be a NumPy array",
+        ),
+        (
+            "fed.call(self.train, common={'model': model.astype('f8')})",
+            dpcfl.RunFailed,
+            "tensor 'model' has dtype float64, allowed: float16, float32, int32, .*, uint8",
+        ),
+        (
+            "fed.add_up(self.train, ModelMeans(state.models), {0: 0}, common={'model': model})",
+            dpcfl.RunFailed,
+            "^round 1: rows has no row of client 1, which is asked",
+        ),
+        (
+            "fed.add_up(self.train, ModelMeans(state.models), common={'model': model})",
+            dpcfl.RunFailed,
+            "^round 1: client step 'train' gives no 'choice': add_up needs update and choice",
+        ),
         (
             "fed.call(self.train, common={'model': model}).column('updates')",
             KeyError,
