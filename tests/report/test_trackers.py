@@ -97,6 +97,14 @@ def test_a_tracker_hears_of_begin_rounds_and_end_and_a_resumed_run_gives_it_the_
     assert values[2] == run.rounds[-1].time
 
 
+def test_a_replay_takes_a_run_and_not_its_path() -> None:
+    """It ended in an AttributeError of the tracker."""
+    recorder = Recorder()
+    with pytest.raises(dpcfl.ConfigError, match=r"^run is 'runs/one': must be a run, which dpcfl\.open_run\(path\) opens$"):
+        recorder.replay("runs/one")  # type: ignore[arg-type]
+    assert recorder.calls == []
+
+
 def test_a_replay_gives_all_figures_of_a_run_that_has_ended(with_epsilon: dpcfl.Run) -> None:
     recorder = Recorder()
     assert recorder.replay(with_epsilon) is recorder

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
+from dpcfl_net.core.files import shown
 from dpcfl_net.results.compare import SECRETS
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.privacy_statement import statement, statement_text
@@ -74,7 +75,12 @@ class Tracker(ABC):
 
         Returns:
             The tracker.
+
+        Raises:
+            ConfigError: If `run` is no run, such as the path of one.
         """
+        if not isinstance(run, RunData):
+            raise ConfigError(f"run is {shown(run)}: must be a run, which dpcfl.open_run(path) opens")
         self.begin(run)
         for metrics in run.rounds:
             self(metrics)
