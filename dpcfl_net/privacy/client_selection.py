@@ -6,6 +6,8 @@ import math
 
 from dpcfl_net.privacy.events.unprotected import Unprotected
 
+MOST_EPSILON = 1000.0  # its weights are still finite
+
 
 def draw_epsilon(epsilon: float, clients: int, drawn: int) -> float:
     """Compute pure epsilon of one draw without replacement (Gumbel top-m) if the loss of one client may change.
@@ -19,7 +21,7 @@ def draw_epsilon(epsilon: float, clients: int, drawn: int) -> float:
     all that a run publishes, costs 0.
 
     Args:
-        epsilon: Parameter of the exponential mechanism.
+        epsilon: Parameter of the exponential mechanism, 0 to `MOST_EPSILON`.
         clients: Number of clients n.
         drawn: Number of clients drawn m, 1 to n.
 
@@ -41,10 +43,10 @@ def selection_epsilon(epsilon: float, clients: int, drawn: int, rounds: int) -> 
     """Compute pure epsilon of the draws of all rounds, conditional on public models (mode `selection`).
 
     Args:
-        epsilon: Parameter of the exponential mechanism.
+        epsilon: Parameter of the exponential mechanism, 0 to `MOST_EPSILON`.
         clients: Number of clients.
         drawn: Number of clients drawn in each round.
-        rounds: Number of rounds.
+        rounds: Number of rounds, at least 0.
 
     Returns:
         `rounds` times `draw_epsilon`, by basic composition.
@@ -52,6 +54,7 @@ def selection_epsilon(epsilon: float, clients: int, drawn: int, rounds: int) -> 
     Raises:
         ValueError: If an argument is out of range.
     """
+    _check(epsilon, clients, drawn, rounds)
     return rounds * draw_epsilon(epsilon, clients, drawn)
 
 
@@ -62,10 +65,10 @@ def unconditional_epsilon(epsilon: float, clients: int, drawn: int, rounds: int)
     models themselves, without noise, are not covered.
 
     Args:
-        epsilon: Parameter of the exponential mechanism.
+        epsilon: Parameter of the exponential mechanism, 0 to `MOST_EPSILON`.
         clients: Number of clients.
         drawn: Number of clients drawn in each round.
-        rounds: Number of rounds.
+        rounds: Number of rounds, at least 0.
 
     Returns:
         epsilon * drawn * rounds.
@@ -73,7 +76,7 @@ def unconditional_epsilon(epsilon: float, clients: int, drawn: int, rounds: int)
     Raises:
         ValueError: If an argument is out of range.
     """
-    _check(epsilon, clients, drawn)
+    _check(epsilon, clients, drawn, rounds)
     return epsilon * drawn * rounds
 
 
@@ -82,8 +85,10 @@ def paper_events() -> list[Unprotected]:
     return [Unprotected("losses and updates leave the client without noise")]
 
 
-def _check(epsilon: float, clients: int, drawn: int) -> None:
-    if not 0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon must be non-negative and finite, got {epsilon!r}")
+def _check(epsilon: float, clients: int, drawn: int, rounds: int = 1) -> None:
+    if not 0 <= epsilon <= MOST_EPSILON:
+        raise ValueError(f"epsilon must be from 0 to {MOST_EPSILON:g}, got {epsilon!r}")
+    if not rounds >= 0:
+        raise ValueError(f"rounds must be non-negative, got {rounds!r}")
     if not 1 <= drawn <= clients:
         raise ValueError(f"drawn must lie between 1 and clients {clients}, got {drawn!r}")

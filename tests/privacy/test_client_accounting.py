@@ -526,13 +526,27 @@ def test_draws_at_their_limits():
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [((-1, 25, 20), "epsilon"), ((math.nan, 25, 20), "epsilon"), ((2, 25, 0), "drawn"), ((2, 25, 26), "25")],
+    [
+        ((-1, 25, 20), "epsilon"),
+        ((math.nan, 25, 20), "epsilon"),
+        ((2000, 25, 20), "epsilon"),
+        ((2, 25, 0), "drawn"),
+        ((2, 25, 26), "25"),
+    ],
 )
 def test_bad_draws_are_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         draw_epsilon(*arguments)
     with pytest.raises(ValueError, match=named):
         unconditional_epsilon(*arguments, 30)
+
+
+@pytest.mark.parametrize("cost", [selection_epsilon, unconditional_epsilon])
+def test_a_negative_number_of_rounds_has_no_epsilon(cost):
+    """It had a negative one."""
+    with pytest.raises(ValueError, match="rounds must be non-negative, got -1"):
+        cost(2, 25, 20, -1)
+    assert cost(2, 25, 20, 0) == 0
 
 
 def test_events_of_the_noisy_and_of_the_published_mode():
