@@ -59,10 +59,12 @@ def partition(
         ValueError: If an argument is out of range.
     """
     n = len(gram)
-    if gram.shape != (n, n) or n < 1 or noise.shape != (n,) or (noise < 0).any():
+    if gram.shape != (n, n) or n < 1 or noise.shape != (n,) or not (noise >= 0).all():
         raise ValueError(f"gram must be (n, n) and noise (n,) and at least 0, got {gram.shape} and {noise.shape}")
     if not (concentration > 0 and sweeps >= 1 and dimension >= 1):
-        raise ValueError(f"concentration {concentration} and sweeps {sweeps}: must be positive")
+        raise ValueError(f"concentration {concentration}, sweeps {sweeps} and dimension {dimension}: must be positive")
+    if start is not None and np.shape(start) != (n,):
+        raise ValueError(f"start must be (n,), n = {n}, got {np.shape(start)}")
     sampler = _Sampler(gram, dimension, noise, concentration, rng)
     labels = np.zeros(n, np.int64) if start is None else _numbered(start)
     best, best_score, counts = labels, -math.inf, []

@@ -43,9 +43,11 @@ def fit(
         The fit.
 
     Raises:
-        ValueError: If an argument is out of range or an update holds a value that is not finite.
+        ValueError: If an argument is out of range, there is no update, or an update holds a value that is not finite.
     """
     n = len(updates)
+    if n < 1:
+        raise ValueError("updates must hold at least one row, got none")
     if space not in SPACES:
         raise ValueError(f"unknown space {space!r}, allowed: {', '.join(SPACES)}")
     if clusters is not None and not 1 <= clusters <= n:

@@ -69,6 +69,8 @@ def test_bad_arguments_are_refused():
             fit(x, **arguments)
     with pytest.raises(ValueError, match="one length"):
         fit([np.zeros(3), np.zeros(4)], clusters=1)
+    with pytest.raises(ValueError, match="updates must hold at least one row"):
+        fit([], clusters=None)
 
 
 @pytest.mark.parametrize("sizes", [[3, 6, 6, 6], [2, 2, 2, 2], [7, 7, 7]])

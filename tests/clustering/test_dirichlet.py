@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 
 import numpy as np
@@ -68,7 +69,13 @@ def test_the_sampler_visits_partitions_as_often_as_their_posterior_says():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"concentration": 0.0}, "concentration"), ({"sweeps": 0}, "sweeps"), ({"noise": -1.0}, "noise")],
+    [
+        ({"concentration": 0.0}, "concentration"),
+        ({"sweeps": 0}, "sweeps"),
+        ({"noise": -1.0}, "noise"),
+        ({"noise": math.nan}, "noise"),
+        ({"start": np.zeros(2, np.int64)}, "start must be"),
+    ],
 )
 def test_arguments_out_of_range_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
