@@ -297,6 +297,7 @@ def test_mlflow_keeps_a_run_through_a_resumption_and_a_second_replay(
     tmp_path: Path, with_epsilon: dpcfl.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setattr("dpcfl_net.report.trackers.mlflow.MOST", 10)  # several requests for the parameters
     monkeypatch.chdir(tmp_path)  # where MLflow keeps artifacts if not told otherwise
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = mlflow.MlflowClient(tracking_uri=uri)
@@ -318,7 +319,9 @@ def test_mlflow_keeps_a_run_through_a_resumption_and_a_second_replay(
     assert history[-1].timestamp == int(1000 * run.rounds[-1].time)
     assert found.info.status == "FINISHED"
     assert found.data.params["privacy.delta"] == "0.0001"
+    assert found.data.params.keys() == base.settings(run).keys()
     assert "privacy.noise_seed" not in found.data.params
+    assert found.data.metrics["final/observer/mean"] == run.final["accuracy_mean"]
     assert found.data.tags["privacy"].startswith("epsilon inf")
     names = {one.path for one in client.list_artifacts(found.info.run_id)}
     assert names == {"configuration.json", "privacy.txt"}
