@@ -24,8 +24,7 @@ from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.journal import JOURNAL
 from dpcfl_net.privacy.slots import for_clients, names_for
-from dpcfl_net.results.round_times import client_of
-from dpcfl_net.results.run_files import whole
+from dpcfl_net.results.asked_clients import last_tasks
 from dpcfl_net.transport.keys import client_key
 
 Charges = tuple[Event, ...]  # of a client in a round
@@ -234,10 +233,7 @@ def clients_that_lack_charges(folder: Path, job: Job, curves: list[list[float]])
     elsewhere = [
         (entry, len(curve)) for entry, where, curve in zip(job.protocol.roster, payers, curves, strict=True) if where in absent
     ]
-    asked: dict[int, int] = {}  # last round of a client's tasks
-    for line in runlog.each(RunFolder(folder).messages):
-        if line.get("kind") == "TASK" and (client := client_of(line.get("peer"))) is not None:
-            asked[client] = max(asked.get(client, 0), whole(line.get("round")) or 0)
+    asked = last_tasks(folder)
     if asked:
         return {entry.id for entry, charged in elsewhere if asked.get(entry.id, 0) > charged}
     done = _finished_rounds(folder)

@@ -29,6 +29,7 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import Slot, for_clients
 from dpcfl_net.results import summary
 from dpcfl_net.results.answers import other_than_announced, other_than_answered
+from dpcfl_net.results.asked_clients import asked_clients
 from dpcfl_net.results.compare import word
 from dpcfl_net.results.epsilon_spent import charges_to, ledger_folder
 from dpcfl_net.results.number_format import at_most, number
@@ -43,6 +44,7 @@ _PROMISE = (
     "insecure", "epsilon_by_client", "participations",
 )  # fmt: skip
 _SUMS = ("participants", "answers", "colluders", "participation")
+_WHOLE = "ledgers: hash chains and counters whole"
 _SAME = 1e-3  # relative difference of two epsilons of different versions of the accountant's library
 
 
@@ -112,19 +114,17 @@ def _configuration(path: Path, job: Job) -> Check:
 
 
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
-    """Check chains, counters and plan of all ledgers; a trusted server has one, and clients that were never sampled may have none."""
+    """Check chains, counters and plan of all ledgers; a trusted server has one, and clients that got no task may have none."""
     own, adjacency = digest(job.protocol), job.protocol.privacy.adjacency
     trusted = job.protocol.privacy.central
     problems: list[str] = []
     over: list[str] = []
+    absent: dict[int, Path] = {}
     charged: dict[int, list[Any]] = {}
     for owner, where, plan_of, noise in _owners(folder, job):
         if not where.exists():
             if not trusted or owner == SERVER_ID:
-                problems.append(
-                    f"{_name(owner)}: no ledger in {where}: it never started, its ledger is on another machine, or was removed"
-                    + _if_before_the_first_round(folder)
-                )
+                absent[owner] = where
             continue
         try:
             lines = read_ledger(where)
@@ -138,14 +138,42 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
         charged[owner], plan = [line for line in lines if line.job == own and line.events], plan_of()
         over += _beyond_plan(owner, charged[owner], plan, {slot.name: slot.event(noise, adjacency) for slot in plan})
     count = sum(map(len, charged.values()))
+    without = _without_ledger(folder, job, absent) if absent else Check(_WHOLE, True, "")
+    if problems or without.holds is not True:
+        whole = Check(_WHOLE, False, problems[0]) if problems else without
+    else:
+        whole = Check(_WHOLE, True, f"{len(charged)} ledgers, {count} charges{without.detail}")
     return [
-        Check(
-            "ledgers: hash chains and counters whole",
-            not problems,
-            problems[0] if problems else f"{len(charged)} ledgers, {count} charges",
-        ),
+        whole,
         Check("ledgers hold nothing beyond the plan", not over, over[0] if over else "every charge is a planned slot"),
     ], charged
+
+
+def _without_ledger(folder: Path, job: Job, absent: Mapping[int, Path]) -> Check:
+    """Check that the owners without a ledger are clients that got no task; unknown if no record of tasks is left."""
+    first = min(absent)
+    missing = f"{_name(first)}: no ledger in {absent[first]}"
+    before = _if_before_the_first_round(folder)
+    if SERVER_ID in absent or _starts_every_client(folder, job):
+        return Check(_WHOLE, False, f"{missing}: it never started, its ledger is on another machine, or was removed{before}")
+    asked = asked_clients(folder)
+    if asked is None:
+        unknown = f"{missing}, and neither the transcript nor messages.jsonl tells whether it got a task{before}"
+        return Check(_WHOLE, False if before else None, unknown)
+    if lost := sorted(asked & absent.keys()):
+        gone = f"it got a task, so that its ledger is on another machine, or was removed{before}"
+        return Check(_WHOLE, False, f"{_name(lost[0])}: no ledger in {absent[lost[0]]}: {gone}")
+    return Check(_WHOLE, True, f"; clients without a ledger, which got no task: {len(absent)}")
+
+
+def _starts_every_client(folder: Path, job: Job) -> bool:
+    """True if each client of the job opens its ledger before the first round, as in one process and below aggregators."""
+    if job.protocol.aggregators:
+        return True
+    try:
+        return bool(summary.run_settings(folder).get("runtime", {}).get("federation") == "in-process")
+    except ConfigError:
+        return True
 
 
 def _owners(folder: Path, job: Job) -> Iterator[tuple[int, Path, Callable[[], list[Slot]], float | None]]:

@@ -1007,15 +1007,17 @@ def test_a_release_that_the_gate_withholds_names_its_step(module, tmp_path, kept
     assert logged in RunFolder(only_run(tmp_path / "runs")).log("in-process").read_text()
 
 
-def test_a_client_that_is_never_asked_has_spent_nothing(module, tmp_path):
-    """In one process it opened no ledger: epsilon was unknown for all clients, and verify missed a ledger."""
+@pytest.mark.parametrize(("federation", "ledgers"), [("in-process", 8), ("network", 1)])
+def test_a_client_that_is_never_asked_has_spent_nothing(module, tmp_path, federation, ledgers):
+    """It had no ledger: in one process epsilon was unknown for all clients, and verify failed; over the network it still did."""
     called = (
         "    def round(self, state, t, fed):\n        fed.call(self.train, common={'model': state.models[0]}, each={1: {}})\n"
     )
     own = PERSONAL.replace("KEPT", "").replace("personal=True", "personal=False") + called + "        return state\n"
     module("own_rounds", own)
-    document = quick("own_rounds:Personal") | {"privacy": {"epsilon": 5, "delta": 1e-4}}
-    run = dpcfl.run(document, tmp_path / "runs", "in-process", progress=False)
+    document = quick("own_rounds:Personal") | {"privacy": {"epsilon": 5, "delta": 1e-4}, "runtime": {"max_live_workers": 1}}
+    run = dpcfl.run(document, tmp_path / "runs", federation, progress=False)
+    assert len([*(run.path / "ledgers").iterdir()]) == ledgers
     spent = [client.epsilon_spent for client in run.clients()]
     assert spent[1] > 0
     assert {*spent[:1], *spent[2:]} == {0.0}
