@@ -26,8 +26,16 @@ WITHOUT_CLIENTS = (
 JOINING = "one that is away in the whole window by schedule chooses privately in its first round"
 
 
+def rounds_of_choices(options: Any, rounds: int) -> int:
+    """Return the number of rounds in which clients choose a cluster; none if there is one cluster."""
+    window: int = options.selection.window(rounds)
+    return 0 if options.clusters == 1 else window
+
+
 class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
     """M models with different initial values; clients choose privately in the first rounds, then clusters are frozen.
+
+    With one cluster there is nothing to choose, and no choice is paid for.
 
     Source: Liu, Hu, Wu, Smith 2022.
     """
@@ -41,22 +49,23 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        joining = "" if setting.privacy.secure else f"; {JOINING}"
+        joining = "" if setting.privacy.secure or options.clusters == 1 else f"; {JOINING}"
         said = also_without_survivors(also_without_answers(WITHOUT_CLIENTS + joining, options), setting)
         return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=said)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        return super().problems(options, setting) + too_many_clusters(options.clusters, setting.clients)
+        unused = options.unused("selection", "clusters 1") if options.clusters == 1 else []
+        return super().problems(options, setting) + unused + too_many_clusters(options.clusters, setting.clients)
 
     @classmethod
     def most_synchronous(cls, options: Any, setting: Setting) -> int:
-        return options.selection.window(setting.rounds)
+        return rounds_of_choices(options, setting.rounds)
 
     @property
     def window(self) -> int:
         """Number of rounds with private choices."""
-        return self.options.selection.window(self.protocol.rounds)
+        return rounds_of_choices(self.options, self.protocol.rounds)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         choices, fraction = client.rounds_there(1, self.window), self.options.selection.budget_fraction
@@ -65,7 +74,7 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
             selections = self.selections(client, choices, fraction)
             return [*self.training(client, choices), *selections, *self.secure_slots(client, after)]
         # A client that misses the whole window by schedule chooses once, in its first round.
-        selections = self.selections(client, choices or 1, fraction)
+        selections = self.selections(client, choices or 1, fraction) if self.window else []
         return [*self.training(client, self.participations_from(client, 1)), *selections]
 
     def start(self, fed: Federation) -> State:
@@ -79,10 +88,11 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
             assignment = self.choose(fed, means, state.assignment)
             return State(means.moved(), assignment, diagnostics={"phase": "window"})
         assignment = [0 if m is None else m for m in state.assignment]  # None: missing in every round of the window
-        state = replace(state, assignment=assignment, diagnostics=state.diagnostics | {"phase": "frozen"})
+        phase = "frozen" if self.window else "single"
+        state = replace(state, assignment=assignment, diagnostics=state.diagnostics | {"phase": phase})
         if self.asynchronous is not None:
             return self.buffered_round(state, t, fed)
         if self.secure:
             return self.secure_step(state, assignment, fed)
-        assignment = self.choose_on_joining(fed, means, assignment, self.joining(t, 0))
+        assignment = self.choose_on_joining(fed, means, assignment, self.joining(t, 0) if self.window else [])
         return replace(state, models=means.moved(), assignment=assignment)

@@ -11,7 +11,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import Choosing, too_many_clusters
 from dpcfl_net.core.roster import ClientEntry
-from dpcfl_net.core.types import State
+from dpcfl_net.core.types import Assignment, State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
@@ -26,7 +26,8 @@ WITHOUT_CLIENTS = (
 class FCDPFL(Choosing):
     """M models with different initial values; in every round each client chooses the model of least training loss and trains it.
 
-    The paper sends the raw index, which has no finite epsilon; `select: exponential` is the private variant.
+    The paper sends the raw index, which has no finite epsilon; `select: exponential` is the private variant. With one cluster there is
+    nothing to choose: clients send no index, and pay for none.
 
     Source: Malekmohammadi et al., RC-DPFL (earlier version), section 5.
     """
@@ -46,7 +47,7 @@ class FCDPFL(Choosing):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         claim = "record-level (epsilon, delta) for the updates (section 3)"
-        if options.select == "argmin":
+        if options.select == "argmin" and options.clusters > 1:
             claim += "; a raw argmin has no finite epsilon"
         return replace(
             super().capabilities_for(options, setting), claim_of_paper=claim, summed_rounds=setting.rounds,
@@ -55,7 +56,9 @@ class FCDPFL(Choosing):
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        unused = options.unused("budget_fraction", "select argmin") if options.select == "argmin" else []
+        unused = options.unused("select", "clusters 1") if options.clusters == 1 else []
+        if options.select == "argmin":
+            unused += options.unused("budget_fraction", "select argmin")
         return unused + too_many_clusters(options.clusters, setting.clients)
 
     @property
@@ -65,6 +68,8 @@ class FCDPFL(Choosing):
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         rounds = client.rounds_there(1, self.protocol.rounds)
+        if self.options.clusters == 1:
+            return [*self.training(client, rounds)]
         choices = self.argmins(rounds) if self.raw else self.selections(client, rounds, self.options.budget_fraction)
         return [*self.training(client, rounds), *choices]
 
@@ -74,5 +79,9 @@ class FCDPFL(Choosing):
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         means = ModelMeans(state.models)
+        if self.options.clusters == 1:
+            assignment: Assignment = [0] * len(fed.clients)
+            self.stream_each(fed, means, assignment)
+            return State(means.moved(), assignment, diagnostics={"phase": "single"})
         assignment = self.choose(fed, means, state.assignment, raw=self.raw)
         return State(means.moved(), assignment, diagnostics={"phase": "window"})
