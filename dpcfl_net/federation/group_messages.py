@@ -18,6 +18,7 @@ from dpcfl_net.federation.aggregation import PartialSums
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.in_order import Arrays
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.federation.release_check import check_release
 from dpcfl_net.transport.messages import Template, TensorTemplate
 
 SUMMED = "_summed"  # end of the name of a task whose answer holds sums
@@ -119,7 +120,7 @@ class GroupMessages:
     """
 
     def __init__(self, algorithm: ClientSide) -> None:
-        self.steps, self.encoding = client_steps(algorithm), MessageEncoding(algorithm)
+        self.steps, self.encoding, self._algorithm = client_steps(algorithm), MessageEncoding(algorithm), algorithm
         self._parameters = algorithm.protocol.model.parameters
         self._most = max(algorithm.capabilities.max_models, algorithm.capabilities.published_models)
         self._clients = len(algorithm.protocol.roster)
@@ -183,12 +184,15 @@ class GroupMessages:
         }
 
     def check_answer(self, number: int, task: str, tensors: Arrays) -> None:
-        """Refuse a group's answer whose tensors do not agree with each other or with the group.
+        """Refuse a group's answer whose tensors do not agree with each other or with the group, or with a release that is refused.
 
         Args:
             number: Number of the aggregator.
             task: Name of the task.
             tensors: Its tensors, which fit their template.
+
+        Raises:
+            Refused: "group", or as `check_release`.
         """
         status, step = tensors[STATUS], self.step(task)
         assert step is not None
@@ -201,6 +205,11 @@ class GroupMessages:
             wrong = wrong or any(len(tensors[name]) != answers for name in self.encoding.release_template(step))
         if wrong:
             raise Refused("group", f"the answer of aggregator {number} does not fit its group")
+        if not task.endswith(SUMMED):
+            clients = [client for client, one in zip(self._groups[number], status.tolist(), strict=True) if one == ANSWERED]
+            for k, client in enumerate(clients):
+                release = {name: tensors[name][k] for name in tensors.keys() - {STATUS}}
+                check_release(self._algorithm, step, client, release)
 
 
 def stacked(template: Template, answers: Sequence[Arrays]) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class GroupCalls(NetworkFederation):
             tasks: Number of an aggregator to its tensors.
             take: Receives number and answer.
         """
-        self.round, self.needed = t, 0
+        self.round, self.needed, self.reasons = t, 0, {}
         self._exchange(task, tasks, take, None)
 
 
@@ -72,6 +72,7 @@ class TreeFederation(Federation):
         # An aggregator waits for its clients as long as the coordinator would, and answers then.
         # Below 1 the quorum counts clients, and groups may differ in size.
         calls = CallLimits(float(limits.quorum == 1), 2 * limits.timeout_s, 2 * limits.join_timeout_s)
+        self._warn = warn
         peers = _aggregators(protocol)
         self._calls = GroupCalls(peers, endpoint, calls, launcher, warn=lambda text: warn(_of_aggregators(text)))
 
@@ -121,10 +122,6 @@ class TreeFederation(Federation):
         answered: list[int] = []
 
         def take(group: range, answer: Arrays) -> None:
-            if len(answer[TOTALS]) != len(means.models):
-                raise RunFailed(
-                    f"round {self.round}: an aggregator sent sums for {len(answer[TOTALS])} models of {len(means.models)}"
-                )
             answered.extend(client for k, client in enumerate(group) if answer[STATUS][k] == ANSWERED)
             rows_of_group, sums = read_sums(group, answer, summing)
             added.update(rows_of_group)
@@ -150,21 +147,36 @@ class TreeFederation(Federation):
         summing: Summing | None,
         take: Callable[[range, Arrays], None],
     ) -> None:
-        """Send each aggregator the tasks of its clients, and pass the answers on in their order; sets `lost`."""
+        """Send each aggregator the tasks of its clients, and pass the answers on in their order; sets `lost` and `reasons`.
+
+        The clients of an aggregator whose answer breaks a rule are missing from the call.
+        """
         parts = {k: {client: tasks[client] for client in group if client in tasks} for k, group in enumerate(self._groups)}
         self.lost = []
+        refused: dict[int, str] = {}
 
         def note_and_take(number: int, answer: Arrays) -> None:
             group = self._groups[number]
-            if {client for k, client in enumerate(group) if answer[STATUS][k] != NOT_ASKED} != parts[number].keys():
-                raise RunFailed(
-                    f"round {self.round}: aggregator {number} answered for other clients than those that were asked"
-                )
+            if problem := _problem(group, answer, parts[number], summing):
+                refused[number] = problem
+                self._warn(f"aggregator {number} is out of round {self.round}: {problem}")
+                return
             self.lost += [client for k, client in enumerate(group) if answer[STATUS][k] == LOST]
             take(group, answer)
 
         messages = {k: group_task(self._groups[k], part, summing) for k, part in parts.items() if part}
         self._calls.exchange(self.round, task, messages, note_and_take)
+        for number, reason in (self._calls.reasons | refused).items():
+            self.reasons |= dict.fromkeys(parts[number], f"aggregator {number}: {reason}")
+
+
+def _problem(group: range, answer: Arrays, asked: Collection[int], summing: Summing | None) -> str:
+    """Say why an aggregator's answer does not fit what it was asked; empty if it does."""
+    if {client for k, client in enumerate(group) if answer[STATUS][k] != NOT_ASKED} != set(asked):
+        return "it answered for other clients than those that were asked"
+    if summing is not None and len(answer[TOTALS]) != summing.models:
+        return f"it sent sums for {len(answer[TOTALS])} models of {summing.models}"
+    return ""
 
 
 def tree_endpoint_arguments(algorithm: ClientSide) -> dict[str, Any]:

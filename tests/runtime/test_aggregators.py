@@ -240,11 +240,52 @@ def test_the_server_counts_and_weighs_the_updates_of_a_group_itself(added, row):
     assert added(row=row) == (ROWS, [1.0, 2.0])
 
 
-def test_an_aggregator_answers_for_the_clients_that_were_asked(added):
+def test_an_aggregator_may_miss_a_client(added):
     assert added(status=[1, 3, 0]) == ({0: 0, 2: 1}, [1.0, 5.0])  # client 3 is missing
-    for status in ([1, 1, 1], [1, 0, 0]):
-        with pytest.raises(RunFailed, match="aggregator 1 answered for other clients than those that were asked"):
-            added(status=status)
+
+
+OTHERS = "it answered for other clients than those that were asked"
+
+
+@pytest.mark.parametrize(
+    ("lies", "words"),
+    [
+        ({"status": [1, 1, 1]}, OTHERS),
+        ({"status": [1, 0, 0]}, OTHERS),
+        ({"totals": [[0.0]]}, "it sent sums for 1 models of 2"),
+    ],
+)
+def test_an_aggregator_whose_answer_does_not_fit_loses_its_group_for_the_round(added, capsys, lies, words):
+    """It ended the run, also where the quorum was met without its clients."""
+    assert added(**lies) == ({0: 0}, [1.0, 0.0])
+    assert capsys.readouterr().out == f"aggregator 1 is out of round 0: {words}\n"
+    with pytest.raises(RunFailed, match=rf"^round 0: 1 of 3 clients answered, .*; client 2 and 1 more: aggregator 1: {words}$"):
+        added(quorum=1.0, **lies)
+
+
+@pytest.mark.parametrize(
+    ("release", "code"),
+    [
+        (
+            {"update": np.float32([1, 1]), "update.index": np.int32([3, 3])},
+            "encoding",
+        ),  # the server ended while it decoded them
+        ({"update": np.float32([99, 99]), "update.index": np.int32([3, 4])}, "norm"),
+    ],
+)
+def test_an_aggregator_that_passes_on_what_no_server_accepts_of_a_client_is_refused(tmp_path, release, code):
+    up = {"form": "top-k", "fraction": 2 / 650}
+    make_keys(tmp_path, 5, 2)
+    job = make_job(configuration.resolve({"name": "tree", **settings({"name": "global"}, communication={"up": up})}), tmp_path)
+    messages, status = wire.GroupMessages(job.algorithm), np.array([wire.MISSING, wire.ANSWERED, wire.ANSWERED])
+    good = {"update": np.float32([1, 1]), "update.index": np.int32([3, 4])}
+
+    def answer(*releases):
+        return {wire.STATUS: status} | {name: np.stack([one[name] for one in releases]) for name in good}
+
+    messages.check_answer(1, "train", answer(good, good))
+    with pytest.raises(Refused, match=f"^{code}: "):
+        messages.check_answer(1, "train", answer(good, release))
 
 
 def test_an_answer_that_a_crash_lost_counts_towards_the_quorum_also_behind_an_aggregator(added):
