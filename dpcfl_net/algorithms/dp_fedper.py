@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,14 @@ from dpcfl_net.federation.client import Client
 BODY = TensorSpec("f4", ("body",), max_norm=any_norm)
 
 
+def head(model: ModelTemplate) -> list[tuple[str, list[int]]]:
+    """Return name and shape of each parameter of the last layer, the last ones of the layout."""
+    layer = model.layout[-1][0].rpartition(".")[0]
+    return [*takewhile(lambda one: one[0].rpartition(".")[0] == layer, reversed(model.layout))]
+
+
 class DPFedPer(OneModel):
-    """Shared body, and a personal head: the last layer, which stays with each client.
+    """Shared body, and a personal head: the layer that the model defines last, which stays with each client.
 
     The head depends on the earlier rounds in which the client was sampled, and only Poisson sampling hides these. A client's figures
     are those of its model after its own epochs in the latest of these rounds: body and head as it trained them, without noise.
@@ -37,9 +44,16 @@ class DPFedPer(OneModel):
         why_synchronous = "clients report the accuracy of their personal models by round, and a participation is no round"
 
     def __init__(self, protocol: Protocol) -> None:
-        if not self.update_size(protocol.model):
+        model = protocol.model
+        if not self.update_size(model):
             why = "needs a model with two layers or more, since one is never shared"
-            raise ConfigError(f"model.name is {protocol.model.name!r}: {self.name} {why}")
+            raise ConfigError(f"model.name is {model.name!r}: {self.name} {why}")
+        if not any(len(shape) > 1 and shape[0] == model.classes for _, shape in head(model)):
+            why = (
+                f"keeps the layer that the model defines last at each client, and {model.layout[-1][0].rpartition('.')[0]!r} has no weight "
+                f"with a row for each of the {model.classes} outputs: define the output layer last"
+            )
+            raise ConfigError(f"model.name is {model.name!r}: {self.name} {why}")
         super().__init__(protocol)
 
     @classmethod
@@ -49,14 +63,12 @@ class DPFedPer(OneModel):
 
     @staticmethod
     def update_size(model: ModelTemplate) -> int:
-        """Count the parameters of the body: all except weight and bias, if there is one, of the last layer.
+        """Count the parameters of the body: all except those of the last layer.
 
         Args:
             model: The job's model.
         """
-        layer = model.layout[-1][0].rpartition(".")[0]
-        head = [math.prod(shape) for name, shape in model.layout[-2:] if name.rpartition(".")[0] == layer]
-        return model.parameters - sum(head)
+        return model.parameters - sum(math.prod(shape) for _, shape in head(model))
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": BODY})
     def train(self, me: Client, model: np.ndarray) -> Release:

@@ -39,7 +39,7 @@ from dpcfl_net.privacy.slots import RAW, CentralSlot
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.training.models import build, initial
+from dpcfl_net.training.models import NAMES, build, initial, layout, skeleton
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
@@ -624,6 +624,45 @@ def test_a_head_without_bias_is_the_last_layer_alone(tmp_path):
     assert DPFedPer.update_size(template) == 6090 - (32 * 2 * 2 * 10 + 10)
     bare = [["0.weight", [16, 64]], ["0.bias", [16]], ["2.weight", [10, 16]]]
     assert DPFedPer.update_size(template.model_copy(update={"parameters": 1200, "layout": bare})) == 16 * 64 + 16
+
+
+def test_all_parameters_of_the_last_layer_are_the_head(tmp_path):
+    """Of a layer with more than weight and bias all but the last two were shared."""
+    template = job_for(tmp_path, FEDPER, TRUSTED).protocol.model
+    scaled = [["body.weight", [16, 64]], ["head.weight", [10, 16]], ["head.bias", [10]], ["head.scale", [1]]]
+    assert DPFedPer.update_size(template.model_copy(update={"parameters": 1195, "layout": scaled})) == 16 * 64
+
+
+@pytest.mark.parametrize(
+    ("layout", "layer"),
+    [
+        ([["head.weight", [10, 16]], ["body.weight", [16, 64]], ["body.bias", [16]]], "body"),
+        ([["0.weight", [10, 64]], ["1.weight", [10]], ["1.bias", [10]]], "1"),
+        ([["embedding.weight", [10, 8]], ["lstm.weight_ih_l0", [32, 8]], ["lstm.weight_hh_l0", [32, 8]]], "lstm"),
+    ],
+    ids=["head first", "norm last", "tied head"],
+)
+def test_a_model_whose_last_layer_is_not_its_head_is_refused(tmp_path, layout, layer):
+    """The layer that was defined last stayed with each client, and the output layer was shared, without a word."""
+    protocol = job_for(tmp_path, FEDPER, TRUSTED).protocol
+    size = sum(int(np.prod(shape)) for _, shape in layout)
+    other = protocol.model.model_copy(update={"layout": layout, "parameters": size})
+    words = rf"'{layer}' has no weight with a row for each of the 10 outputs: define the output layer last$"
+    with pytest.raises(ConfigError, match=words):
+        DPFedPer(protocol.model_copy(update={"model": other}))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "linear"])
+def test_the_last_layer_of_each_model_is_its_head(tmp_path, name):
+    protocol = job_for(tmp_path, FEDPER, TRUSTED).protocol
+    shape, classes = ([20], 80) if name.startswith("char") else ([3, 32, 32], 10)
+    found = [[key, sides] for key, sides in layout(skeleton(name, tuple(shape), classes))]
+    size = sum(int(np.prod(sides)) for _, sides in found)
+    changed = {"name": name, "input_shape": shape, "classes": classes, "layout": found, "parameters": size}
+    template = protocol.model.model_copy(update=changed)
+    DPFedPer(protocol.model_copy(update={"model": template}))
+    head = sum(int(np.prod(sides)) for _, sides in found[-2:])
+    assert DPFedPer.update_size(template) == size - head
 
 
 def test_labels_are_judged_as_sent_and_as_released(finished):
