@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.tensors import DTYPES, Memory, memory_of
+from dpcfl_net.core.tensors import DTYPES, Memory, memory_of, norm
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.aggregation import PartialSums
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
@@ -26,6 +27,7 @@ OF = ".of"  # end of the name of the tensor that says which row of a table a cli
 ASKED, STATUS, ROW, WEIGHT, ROWS = ".asked", ".status", ".row", ".weight", ".rows"
 TOTALS = ".totals"
 NOT_ASKED, ANSWERED, LOST, MISSING = range(4)  # status of a client
+ROUNDING = 1e-9  # of a sum in float64, relative to the norms of its terms
 Tensors = dict[str, np.ndarray]
 
 
@@ -36,11 +38,13 @@ class Summing(NamedTuple):
         rows: Row of each client's model; -1: the row that the client chooses.
         weights: Weight of each client.
         models: Number of models M.
+        bounds: Largest L2 norm of each client's update; a client that is not named has none.
     """
 
     rows: Mapping[int, int]
     weights: Mapping[int, float]
     models: int
+    bounds: Mapping[int, float] = MappingProxyType({})
 
 
 def group_task(group: range, tasks: Mapping[int, Arrays], summing: Summing | None) -> Tensors:
@@ -110,6 +114,26 @@ def read_sums(group: range, answer: Arrays, summing: Summing) -> tuple[dict[int,
         sums.counts[row] += 1
         sums.weights[row] += summing.weights.get(client, 1.0)
     return added, sums
+
+
+def beyond_bounds(group: range, answer: Arrays, summing: Summing) -> str:
+    """Say which sum is longer than updates within their bounds can make it; empty if none is.
+
+    Args:
+        group: Client ids of the group.
+        answer: As for `read_sums`.
+        summing: Rows, weights and bounds of the task.
+    """
+    added, sums = read_sums(group, answer, summing)
+    bounds = np.zeros(summing.models)
+    for client, row in added.items():
+        bounds[row] += summing.weights.get(client, 1.0) * summing.bounds.get(client, np.inf)
+    for row in sorted(set(added.values())):
+        with np.errstate(over="ignore"):
+            length = norm(sums.totals[row])
+        if length > bounds[row] * (1 + ROUNDING):
+            return f"its sum for model {row} has norm {length:.3g}, over the bound {bounds[row]:.3g} of its clients"
+    return ""
 
 
 class GroupMessages:

@@ -24,6 +24,7 @@ from dpcfl_net.federation.group_messages import (
     TOTALS,
     GroupMessages,
     Summing,
+    beyond_bounds,
     group_task,
     read_sums,
 )
@@ -117,7 +118,9 @@ class TreeFederation(Federation):
         step = step_of(method)
         encoding = MessageEncoding(method.__self__)
         tasks = self._begin(common, each, None)
-        summing = Summing(rows or {}, means.weights or {}, len(means.models))
+        most = step.gives["update"].max_norm
+        bounds = {} if most is None else {i: most(method.__self__, self.protocol.client(i)) for i in tasks}
+        summing = Summing(rows or {}, means.weights or {}, len(means.models), bounds)
         added: dict[int, int] = {}
         answered: list[int] = []
 
@@ -176,7 +179,7 @@ def _problem(group: range, answer: Arrays, asked: Collection[int], summing: Summ
         return "it answered for other clients than those that were asked"
     if summing is not None and len(answer[TOTALS]) != summing.models:
         return f"it sent sums for {len(answer[TOTALS])} models of {summing.models}"
-    return ""
+    return "" if summing is None else beyond_bounds(group, answer, summing)
 
 
 def tree_endpoint_arguments(algorithm: ClientSide) -> dict[str, Any]:

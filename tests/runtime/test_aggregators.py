@@ -208,7 +208,7 @@ def added(finished, monkeypatch):
     """Adds up the updates of clients 0, 2 and 3, of weights 1, 2 and 3, for models 0, 1 and 1; the second aggregator lies."""
     algorithm = job_of(finished).algorithm
     fed = TreeFederation(algorithm, None, CallLimits(quorum=0.0), NO_LAUNCHER, print)
-    p, totals = algorithm.protocol.model.parameters, {0: [[1.0], [0.0]], 1: [[0.0], [10.0]]}
+    p, totals = algorithm.protocol.model.parameters, {0: [[UNIT], [0.0]], 1: [[0.0], [10 * UNIT]]}
 
     def add_up(quorum=0.0, **lies):
         fed.quorum = quorum
@@ -232,18 +232,20 @@ def added(finished, monkeypatch):
 
 
 ROWS = {0: 0, 2: 1, 3: 1}
+UNIT = 1 / 64  # of each number in an update, within the bound of an update's norm
 
 
 @pytest.mark.parametrize("row", [[1, 1, -1], [0, 1, -1], [-1, 1, 1], [-1, -1, -1]])
 def test_the_server_counts_and_weighs_the_updates_of_a_group_itself(added, row):
     """An aggregator that sent the weight 0 with some updates made a model that was not finite, which a checkpoint kept."""
-    assert added(row=row) == (ROWS, [1.0, 2.0])
+    assert added(row=row) == (ROWS, [UNIT, 2 * UNIT])
 
 
 def test_an_aggregator_may_miss_a_client(added):
-    assert added(status=[1, 3, 0]) == ({0: 0, 2: 1}, [1.0, 5.0])  # client 3 is missing
+    assert added(status=[1, 3, 0]) == ({0: 0, 2: 1}, [UNIT, 5 * UNIT])  # client 3 is missing
 
 
+TOO_LONG = [[0.0] * 650, [4.0] * 650]
 OTHERS = "it answered for other clients than those that were asked"
 
 
@@ -253,11 +255,13 @@ OTHERS = "it answered for other clients than those that were asked"
         ({"status": [1, 1, 1]}, OTHERS),
         ({"status": [1, 0, 0]}, OTHERS),
         ({"totals": [[0.0]]}, "it sent sums for 1 models of 2"),
+        ({"totals": TOO_LONG}, "its sum for model 1 has norm 102, over the bound 55 of its clients"),
+        ({"totals": [[0.0] * 650, [1e300] * 650]}, "its sum for model 1 has norm inf, over the bound 55 of its clients"),
     ],
 )
 def test_an_aggregator_whose_answer_does_not_fit_loses_its_group_for_the_round(added, capsys, lies, words):
     """It ended the run, also where the quorum was met without its clients."""
-    assert added(**lies) == ({0: 0}, [1.0, 0.0])
+    assert added(**lies) == ({0: 0}, [UNIT, 0.0])
     assert capsys.readouterr().out == f"aggregator 1 is out of round 0: {words}\n"
     with pytest.raises(RunFailed, match=rf"^round 0: 1 of 3 clients answered, .*; client 2 and 1 more: aggregator 1: {words}$"):
         added(quorum=1.0, **lies)
@@ -290,7 +294,7 @@ def test_an_aggregator_that_passes_on_what_no_server_accepts_of_a_client_is_refu
 
 def test_an_answer_that_a_crash_lost_counts_towards_the_quorum_also_behind_an_aggregator(added):
     lost, missing = [1, 2, 0], [1, 3, 0]
-    assert added(quorum=1.0, status=lost) == ({0: 0, 2: 1}, [1.0, 5.0])
+    assert added(quorum=1.0, status=lost) == ({0: 0, 2: 1}, [UNIT, 5 * UNIT])
     with pytest.raises(RunFailed, match="2 of 3 clients answered"):
         added(quorum=1.0, status=missing)
 
