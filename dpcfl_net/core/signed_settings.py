@@ -86,7 +86,7 @@ class PrivacyTarget(FrozenModel):
     )
     delta: float = Field(gt=0, lt=1, allow_inf_nan=False, description="target delta")
     unit: Literal["sample", "client"] = Field(
-        default="sample", description="protected unit: one training record, or all data of one client"
+        default="sample", description="protected unit: one training or validation record, or all data of one client"
     )
     adjacency: Adjacency = Field(default="zero-out", description="neighbouring relation")
     accountant: Literal["pld", "rdp"] = Field(default="pld", description="how events are composed")

@@ -108,7 +108,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
 
     Returns:
         Fields of the statement; `epsilon` is the largest of a client, None without a guarantee. `secure_sums` is there with secure
-        sums only, `epsilon_by_client` if clients have different targets.
+        sums only, `epsilon_by_client` if clients have different targets, `validation_records` if validation records are protected,
+        and `client_sampling` if a trusted server samples clients.
     """
     algorithm, privacy = algorithm_of(protocol), protocol.privacy
     able, charged = algorithm.capabilities, noisy_plans(algorithm)
@@ -116,6 +117,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     targets = {plan.epsilon for plan in charged}
     sums = secure_sums(algorithm) if privacy.secure else None
     covered, not_covered = _covered(algorithm), _not_covered(algorithm)
+    validation = any(entry.validation_records for entry in protocol.roster)
     if sums is not None:
         covered, not_covered = [*covered_by_sums(sums), *covered], [*not_covered_by_sums(sums), *not_covered]
     if protocol.unprotected:
@@ -145,6 +147,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         **({} if len(targets) == 1 else {"epsilon_by_client": {"min": min(targets), "max": max(targets)}}),
         **({} if sums is None else {"secure_sums": sums}),
         **({"participations": able.participations} if able.participations else {}),
+        **({"client_sampling": sampled[0]} if (sampled := client_sampling(charged)) else {}),
+        **({"validation_records": True} if validation and privacy.unit == "sample" else {}),
     }
 
 
@@ -195,11 +199,20 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
     if protocol.privacy.central:
         not_covered.insert(0, server_sees(algorithm))
-        central = [slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot)]
-        sampled = dict.fromkeys(slot.sampling for slot in central if slot.sample_size < slot.population)
+        sampled = client_sampling(charged)
         not_covered += [said[sampling] for sampling in sampled for said in (SAMPLES_SHOW, ROUND_TIMES)]
         not_covered += [*([FILES_SHOW] if sampled else []), TRANSCRIPT_HOLDS]
     return not_covered
+
+
+def client_sampling(charged: Sequence[NoisyPlan]) -> list[str]:
+    """List the ways in which a trusted server draws clients for its rounds, "fixed" first; empty if all clients are in each.
+
+    Args:
+        charged: Plans that are charged for the run.
+    """
+    central = (slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot))
+    return sorted({slot.sampling for slot in central if slot.sample_size < slot.population})
 
 
 def _samples_records(charged: Sequence[NoisyPlan]) -> bool:

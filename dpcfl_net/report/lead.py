@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpcfl_net.results.number_format import at_most, number, percent
-from dpcfl_net.results.privacy_statement import has_single_releases
+from dpcfl_net.results.privacy_statement import has_single_releases, protects_validation
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView
 
@@ -16,12 +16,16 @@ SPELT = {
     "dp-fedprox": "DP-FedProx", "dp-fedper": "DP-FedPer", "fedcam": "FedCAM",
 }  # fmt: skip
 PROTECTED = {"sample": "one training record of a client", "client": "all data of a client"}
+WITH_VALIDATION = "one training or validation record of a client"
 AGAINST = {
     "untrusted-server": "the server: each client adds noise before it sends anything",
-    "trusted-server": "everybody who sees what the server publishes, but not the server, which receives raw updates and adds the noise",
+    "trusted-server": "everybody who sees only what the server publishes, not the server, which receives raw updates and adds the noise",
     "secure-aggregation": "the server, which sees only sums over clients",
 }
-
+FIXED_SAMPLES = (
+    "everybody who sees only what the server publishes: not another client, which knows if it was sampled itself, and not the server, which "
+    "receives raw updates and adds the noise"
+)
 WITH_SINGLE_RELEASES = (
     "the server, which sees sums over clients in secure sums, and noisy releases of single clients in other rounds"
 )
@@ -62,12 +66,22 @@ def privacy_facts(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
     if other is not None and privacy.get("unit") == "sample":
         promise += f"; {at_most(other, 3)} if a record may be exchanged for another"
-    unit, trust = str(privacy.get("unit")), str(privacy.get("trust"))
-    return [
-        ("Protects", PROTECTED.get(unit, "unit not stated")),
-        ("Against", WITH_SINGLE_RELEASES if has_single_releases(privacy) else AGAINST.get(trust, "trust not stated")),
-        ("Promise", promise),
-    ]
+    return [("Protects", _protected(privacy)), ("Against", _against(privacy)), ("Promise", promise)]
+
+
+def _protected(privacy: Mapping[str, Any]) -> str:
+    if protects_validation(privacy):
+        return WITH_VALIDATION
+    return PROTECTED.get(str(privacy.get("unit")), "unit not stated")
+
+
+def _against(privacy: Mapping[str, Any]) -> str:
+    if has_single_releases(privacy):
+        return WITH_SINGLE_RELEASES
+    trust = str(privacy.get("trust"))
+    if trust == "trusted-server" and privacy.get("client_sampling") == "fixed":
+        return FIXED_SAMPLES
+    return AGAINST.get(trust, "trust not stated")
 
 
 def found_clusters(view: RunView) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ UNITS = {
     "sample": "sample: one training record of one client",
     "client": "client: all data of one client",
 }
+WITH_VALIDATION = "sample: one training or validation record of one client"
 ADJACENCIES = {
     "sample": {
         "zero-out": "zero-out: a record replaced by an empty one; record counts are public",
@@ -117,6 +118,15 @@ def has_single_releases(privacy: Mapping[str, Any]) -> bool:
     return isinstance(sums, Mapping) and sums.get("single_releases") is True
 
 
+def protects_validation(privacy: Mapping[str, Any]) -> bool:
+    """Return True if clients hold validation records, each of which epsilon protects like a training record.
+
+    Args:
+        privacy: As for `statement`; a run of an earlier version does not say it.
+    """
+    return privacy.get("unit") == "sample" and privacy.get("validation_records") is True
+
+
 def hides_participation(privacy: Mapping[str, Any]) -> bool:
     """Return True if epsilon also covers in which rounds a client took part, False if that is public.
 
@@ -172,7 +182,7 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
     if adjacencies is ADJACENCIES["client"] and privacy.get("trust") == "secure-aggregation":
         adjacencies = WITH_SUMS
     facts = [
-        ("Unit", words("unit", UNITS)),
+        ("Unit", WITH_VALIDATION if protects_validation(privacy) else words("unit", UNITS)),
         ("Adjacency", words("adjacency", adjacencies if participations is None else WITH_PARTICIPATIONS)),
         ("Trust", _unusual_trust(privacy) or words("trust", TRUST)),
         ("Epsilon", bound),

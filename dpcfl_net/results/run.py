@@ -47,7 +47,7 @@ class Privacy:
     Attributes:
         epsilon: Promised epsilon over the whole run; inf if the run has no guarantee.
         delta: Promised delta.
-        unit: "sample" (one training record) or "client" (all data of one client).
+        unit: "sample" (one training or validation record) or "client" (all data of one client).
         adjacency: "zero-out" or "replace-one".
         trust: "untrusted-server", "trusted-server" or "secure-aggregation".
         epsilon_spent: Largest epsilon that a client has spent so far; inf without a guarantee, and if charges may be in ledgers elsewhere.

@@ -41,7 +41,7 @@ from dpcfl_net.transport.messages import decode
 
 _PROMISE = (
     "unit", "adjacency", "trust", "epsilon", "epsilon_with_secret_noise", "delta", "accountant", "noise_multiplier", "ledger_scope",
-    "insecure", "epsilon_by_client", "participations",
+    "insecure", "epsilon_by_client", "participations", "client_sampling",
 )  # fmt: skip
 _SUMS = ("participants", "answers", "colluders", "participation")
 _WHOLE = "ledgers: hash chains and counters whole"

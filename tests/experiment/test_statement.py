@@ -9,6 +9,8 @@ from secure_runs import CLIENT, SAMPLE, make
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement
+from dpcfl_net.report.lead import privacy_facts
+from dpcfl_net.results.privacy_statement import statement as privacy_statement_text
 from dpcfl_net.transport.keys import make_keys
 
 TRUSTED = {"epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server"}
@@ -20,9 +22,9 @@ SCORES = "the raw {} by which all clients choose a cluster, whenever labels are 
 OF_ALL = "labels of all clients by {}"
 
 
-def said(folder, algorithm, privacy, clients=(8,)):
+def said(folder, algorithm, privacy, clients=(8,), **more):
     """The statement of a job with noise from the operating system."""
-    data = {"dataset": "digits", "clients": list(clients), "train_per_client": 50, "test_per_client": 20}
+    data = {"dataset": "digits", "clients": list(clients), "train_per_client": 50, "test_per_client": 20, **more}
     document = {
         **SMALL, "rounds": 8, "data": data, "privacy": privacy, "algorithm": algorithm, "model": {"name": "digits-cnn"},
         "local": {"batch_size": 20, "lr": 0.2, "clip": 1.0},
@@ -62,6 +64,40 @@ def test_a_trusted_server_is_said_to_receive_and_to_publish_what_it_does(tmp_pat
     statement = said(tmp_path, algorithm, {**TRUSTED, "adjacency": adjacency})
     assert statement["covered"] == [f"the server's publications of each round: {'; '.join(published)}"]
     assert statement["not_covered"][0] == f"the server: it is trusted and receives {'; '.join(received)}"
+
+
+FEDAVG = {"name": "dp-fedavg", "sampling_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "adjacency", "sampling"),
+    [
+        ({**FEDAVG, "sampling": "fixed"}, "replace-one", "fixed"),
+        (FEDAVG, "zero-out", "poisson"),
+        ({**FEDAVG, "sampling_rate": 1.0}, "zero-out", None),
+    ],
+)
+def test_the_facts_except_other_clients_exactly_where_one_alone_learns_more(tmp_path, algorithm, adjacency, sampling):
+    """In a sample of fixed size a client that knows its own place knows something of the others' places."""
+    statement = said(tmp_path, algorithm, {**TRUSTED, "adjacency": adjacency})
+    assert statement.get("client_sampling") == sampling
+    listed = any("each other client: it knows if it was sampled itself" in line for line in statement["not_covered"])
+    against = dict(privacy_facts(statement))["Against"]
+    assert against.startswith("everybody who sees only what the server publishes")
+    assert ("not another client, which knows if it was sampled itself" in against) is listed is (sampling == "fixed")
+
+
+def test_validation_records_are_said_to_be_protected_where_there_are_some(tmp_path):
+    def units(folder, algorithm, **data):
+        folder.mkdir()
+        statement = said(folder, algorithm, {"epsilon": 5, "delta": 1e-4}, **data)
+        facts = dict(privacy_facts(statement)) | dict(privacy_statement_text(statement).facts)
+        return facts["Protects"], facts["Unit"]
+
+    em = units(tmp_path / "em", {"name": "em-fdro", "clients_per_round": 2}, validation=0.2)
+    assert em == ("one training or validation record of a client", "sample: one training or validation record of one client")
+    none = units(tmp_path / "global", {"name": "global"})
+    assert none == ("one training record of a client", "sample: one training record of one client")
 
 
 def test_with_public_clusters_no_label_is_sent(tmp_path):

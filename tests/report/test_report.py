@@ -541,7 +541,7 @@ def test_no_facts_of_privacy_without_a_finite_epsilon(tmp_path: Path) -> None:
     ("trust", "words"),
     [
         # Who sees the traffic of the network knows samples that epsilon takes for secret: the statement names it as not covered.
-        ("trusted-server", "everybody who sees what the server publishes, but not the server"),
+        ("trusted-server", "everybody who sees only what the server publishes, not the server"),
         ("secure-aggregation", "the server, which sees only sums over clients"),
     ],
 )
