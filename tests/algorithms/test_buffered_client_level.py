@@ -456,6 +456,7 @@ def test_files_of_a_run_show_what_each_client_spent(tmp_path):
     assert 0 < counts[CLIENTS - 1] < max(counts.values()) <= MOST  # the slow client
     for client in range(CLIENTS):
         assert [event.noise_multiplier for event in run.events(client)] == [z] * counts[client]
+        assert run.events(client, "zero-out") == run.events(client)
     document = json.loads((run.path / "run.json").read_text())
     most = math.sqrt(max(counts.values())) / z
     assert gaussian_delta(document["privacy"]["epsilon_spent"], most) == pytest.approx(1e-2, rel=1e-4)

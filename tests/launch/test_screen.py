@@ -302,6 +302,39 @@ def test_phases_of_workers(tmp_path: Path) -> None:
     assert tail.view().workers[5] == "waiting"
 
 
+def test_a_missing_worker_is_gone_until_it_is_heard_and_one_that_made_room_is_back_when_it_connects(tmp_path: Path) -> None:
+    folder, words = write_start(tmp_path / "run"), {"peer": "client 2", "bytes": 9, "id": "x"}
+    tail = ProgressTail(folder)
+    write_lines(folder / "messages.jsonl", [{**words, "time": START, "direction": "up", "kind": "HELLO", "round": 0}])
+    write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "time": START + 1, "missing": [2]}])
+    asked = {**words, "time": START + 2, "direction": "down", "kind": "TASK", "round": 2}
+    write_lines(folder / "messages.jsonl", [asked])
+    assert tail.view().workers[2] == "gone"
+    write_lines(folder / "messages.jsonl", [{**asked, "time": START + 2.5, "direction": "up", "kind": "HELLO"}])
+    write_lines(folder / "spans.jsonl", [{"who": "client 2", "what": "wait", "round": 2, "start": START, "end": START + 2}])
+    assert tail.view().workers[2] == "training", "it has not trained in this round"
+    write_lines(folder / "messages.jsonl", [{**asked, "time": START + 3, "direction": "up", "kind": "RESULT"}])
+    assert tail.view().workers[2] == "waiting"
+    for way in ("down", "up"):  # it confirms the goodbye
+        write_lines(folder / "messages.jsonl", [{**asked, "time": START + 4, "direction": way, "kind": "BYE"}])
+        assert tail.view().workers[2] == "away"
+    write_lines(folder / "messages.jsonl", [{**words, "time": START + 5, "direction": "up", "kind": "HELLO", "round": 0}])
+    assert tail.view().workers[2] == "waiting"
+
+
+def test_messages_without_a_client_a_round_or_a_time_are_of_no_worker(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    sent = [{"peer": peer, "direction": way, "kind": "TASK"} for peer in ("a stranger", "client 1") for way in ("up", "down")]
+    write_lines(folder / "messages.jsonl", sent)
+    assert ProgressTail(folder).view().workers == ["away", "waiting", *["away"] * 19]
+
+
+def test_workers_of_a_roster_that_cannot_be_read_are_those_that_were_asked(tmp_path: Path) -> None:
+    sent = [{"peer": f"client {client}", "direction": "down", "kind": "TASK", "round": 1} for client in (3, 1)]
+    write_lines(tmp_path / "messages.jsonl", sent)
+    assert ProgressTail(tmp_path).view().workers == ["away", "training", "away", "training"]
+
+
 def test_a_thousand_clients_stay_readable(tmp_path: Path) -> None:
     screen = drawn(ProgressView(workers=["training"] * 140 + ["gone", "waiting"] + ["away"] * 858), 60)
     assert all(words in screen for words in ("and 22 more", "140 training", "1 gone", "858 away"))

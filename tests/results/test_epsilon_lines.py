@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from full_disk import files_do_not_grow
+from test_foreign_ledgers import TRUSTED
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core import runlog
@@ -154,3 +155,30 @@ def test_a_copy_of_a_ledger_tells_what_was_spent_if_it_holds_the_last_task(finis
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     as_a_copy(folder, 1, charges=ROUNDS - 1, last_task=last)
     assert (spent_after_report(folder) is not None) == known
+
+
+def test_what_the_client_of_a_damaged_ledger_has_spent_is_unknown_and_said_to_be(finished, tmp_path, capsys) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    ledger, metrics = folder / "ledgers" / "client_0001" / "ledger.jsonl", folder / "metrics.jsonl"
+    ledger.write_bytes(ledger.read_bytes().replace(b'"round":3', b'"round":2', 1))
+    kept = [line for line in metrics.read_text().splitlines(keepends=True) if "epsilon_spent_by_client" not in line]
+    metrics.write_text("".join(kept))
+    assert spent_after_report(folder) is None
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert str(ledger) in warning
+    assert warning.endswith(": the epsilon spent is unknown")
+    lines = [line["epsilon_spent_by_client"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line]
+    assert lines == [
+        [None if client == 1 else spent_by(folder, client, t) for client in range(5)] for t in range(1, ROUNDS + 1)
+    ]
+
+
+def test_all_clients_of_a_trusted_server_have_spent_what_its_ledger_was_charged(tmp_path) -> None:
+    run = dpcfl.run(TRUSTED, tmp_path, "in-process", progress=False)
+    charges = [line for line in read_ledger(run.path / "ledgers" / "curator") if line.events]
+    spent = [epsilon([event for line in charges if line.round <= t for event in line.events], 1e-2) for t in (1, 2)]
+    assert 0 < spent[0] < spent[1] <= 8
+    lines = [line for line in runlog.read(run.path / "metrics.jsonl") if "epsilon_spent_by_client" in line]
+    assert [line["epsilon_spent_by_client"] for line in lines] == [[one] * 4 for one in spent]
+    assert json.loads((run.path / "run.json").read_text())["privacy"]["epsilon_spent"] == spent[1]
+    assert run.events(3) == run.events(3, "zero-out") == [event for line in charges for event in line.events]
