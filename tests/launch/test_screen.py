@@ -361,6 +361,29 @@ def test_view_of_a_finished_run(tmp_path: Path) -> None:
     assert len(view.workers) == len(true_clusters())
 
 
+def test_view_of_a_run_that_goes_on_has_what_was_spent_so_far_and_the_names_that_are_known(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    tail = run_some(folder, 3)
+    spent = [{"view": "server", "round": at, "epsilon_spent_by_client": [1.1 * at, 0.5]} for at in (1, 2)]
+    write_lines(folder / "metrics.jsonl", spent)
+    (folder / "run.json").write_text(
+        json.dumps(run_json(state="running", name="run", algorithm="fesem", privacy=privacy(epsilon_spent=None)))
+    )
+    view = tail.view()
+    assert (view.name, view.algorithm, view.state, view.wall_s) == ("run", "fesem", "running", None)
+    assert view.epsilon_text == "2.2 of 5 after round 2"
+    assert tail.view(dead=True).state == "dead"
+    (folder / "run.json").write_text(json.dumps(run_json(state="failed")))
+    assert (tail.view(dead=True).state, tail.view().wall_s) == ("failed", 168.2)
+    (folder / "run.json").unlink()
+    view = tail.view()
+    assert (view.name, view.algorithm, view.state, view.rounds) == ("fmnist-r-dpcfl", "r-dpcfl", "running", 40)
+    (folder / "protocol.json").unlink()
+    (folder / "config.yaml").write_text("rounds: 50\n")
+    view = tail.view()
+    assert (view.name, view.algorithm, view.rounds) == ("run", "", 50)
+
+
 def test_repeated_views_do_not_visit_each_client(tmp_path: Path) -> None:
     folder = write_start(tmp_path / "run")
     experiment = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))

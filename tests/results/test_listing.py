@@ -158,3 +158,19 @@ def test_an_unfinished_run_is_read_from_its_rounds(tmp_path: Path) -> None:
     assert (view.state, view.run["bytes_up"], "final" in view.run) == ("interrupted", 2 * 21 * 116_000, False)
     assert view.run["wall_s"] == pytest.approx(8.2)
     assert read_unfinished(write_run(tmp_path / "done", 2), "finished").run["wall_s"] == 168.2
+
+
+def test_a_run_has_the_names_of_the_first_of_its_files_that_has_any(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "folder")
+    for file, of in (("run.json", "run"), ("protocol.json", "job")):
+        document = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**document, "name": f"{of} name", "algorithm": f"{of} algorithm"}))
+    (folder / "config.yaml").write_text("name: config name\nalgorithm: {name: config algorithm}\n")
+    for file, of in (("run.json", "run"), ("protocol.json", "job"), ("metrics.jsonl", "config")):
+        view = read_run(folder)
+        assert (view.name, view.algorithm) == (f"{of} name", f"{of} algorithm")
+        (folder / file).unlink(missing_ok=True)
+    for damaged in ("algorithm: global\n", "rounds: 3\n"):
+        (folder / "config.yaml").write_text(damaged)
+        view = read_run(folder)
+        assert (view.name, view.algorithm, view.state) == ("folder", "unknown algorithm", "unknown")
