@@ -212,6 +212,24 @@ def test_the_reader_finds(change: Change, said: str, verified: bool, copied: Pat
         assert any(check.holds is False for check in dpcfl.open_run(copied).verify())
 
 
+def test_verify_names_a_release_without_a_debit_and_counts_debits_without_a_release(copied: Path):
+    def debited() -> tuple[bool | None, str]:
+        (check,) = [
+            check for check in dpcfl.open_run(copied).verify() if check.what == "messages: every release was debited first"
+        ]
+        return check.holds, check.detail
+
+    def lost_release(bodies: list[rewriting.Body]) -> None:
+        for body in rewriting.results(bodies, 1, 3):
+            bodies.remove(body)
+
+    assert debited() == (True, "6 releases, each debited")
+    rewriting.rewrite_transcript(copied, lost_release)
+    assert debited() == (True, "5 releases, each debited; 1 debits without a release received")
+    uncharged_round(copied)
+    assert debited() == (False, "client 0 released train in round 3 without a debit")
+
+
 def one_more_charge(lines: list[dict[str, Any]]) -> None:
     spent = {name: count + lines[-1]["slots"].count(name) for name, count in lines[-1]["spent"].items()}
     lines.append({**lines[-1], "round": lines[-1]["round"] + 1, "id": "0" * len(lines[-1]["id"]), "spent": spent})
@@ -317,6 +335,8 @@ def test_truncated_ends_after_a_crash_are_no_problem(copied: Path):
     assert cut.problems == []
     assert cut.events == whole.events, "the journal has the line"
     assert (cut.records, cut.notes) == (whole.records - 1, ["the last record of the transcript is truncated"])
+    (check,) = [check for check in dpcfl.open_run(copied).verify() if check.what == "transcript: hash chain whole"]
+    assert (check.holds, check.detail) == (True, f"{cut.records} records (the last record is truncated)")
 
 
 JOB, RUN, EVENT = "ab" * 32, "cd" * 16, dpcfl.SampledGaussian(1.0, 0.1, 5)
