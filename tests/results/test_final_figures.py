@@ -10,7 +10,7 @@ from typing import Any
 from run_folder import write_lines
 
 import dpcfl_net as dpcfl
-from dpcfl_net.results.summary import run_document
+from dpcfl_net.results.summary import add_not_covered, read_document, run_document
 
 
 def final(folder: Path, job: Any, state: str) -> dict[str, Any]:
@@ -33,3 +33,42 @@ def test_the_number_of_clusters_is_that_of_the_last_round(tmp_path: Path, in_pro
     folder = Path(shutil.copytree(in_process.path, tmp_path / "run"))
     write_lines(folder / "clusters.jsonl", [{"view": "server", "round": 3, "clusters": 7}])
     assert final(folder, in_process.job, "finished")["clusters"] == 7
+
+
+def test_diagnostics_are_the_last_number_of_each_and_the_agreement_that_of_the_newest_round(
+    tmp_path: Path, in_process: dpcfl.Run
+) -> None:
+    folder = Path(shutil.copytree(in_process.path, tmp_path / "run"))
+    told = [
+        {"view": "server", "round": 2, "diagnostics": {"first": 1.5, "both": 2.5}, "clusters": 2},
+        {"view": "server", "round": 3, "diagnostics": {"first": None, "both": 3.5, "by client": [1.0]}, "clusters": 2},
+        {"view": "observer", "round": 3, "recovered": True, "minority_recovered": False, "ari": 0.75},
+        {"view": "observer", "round": 2, "recovered": False, "minority_recovered": True, "ari": 0.5},
+    ]
+    (folder / "clusters.jsonl").unlink()
+    write_lines(folder / "clusters.jsonl", told)
+    found = final(folder, in_process.job, "finished")
+    assert found["diagnostics"] == {"first": 1.5, "both": 3.5}
+    assert (found["clusters_recovered"], found["minority_recovered"], found["ari"]) == (True, False, 0.75)
+
+
+def test_what_was_spent_is_not_told_while_a_run_goes_on(with_epsilon: dpcfl.Run) -> None:
+    def spent(state: str) -> float | None:
+        document = run_document(
+            with_epsilon.path, with_epsilon.job, state=state, wall_s=1.0, processes=1, replace_one=None, devices={}
+        )
+        return document["privacy"]["epsilon_spent"]
+
+    assert spent("running") is None
+    assert spent("interrupted") == spent("finished") == with_epsilon.privacy.epsilon_spent
+
+
+def test_a_sentence_on_what_epsilon_does_not_cover_is_added_once(tmp_path: Path, in_process: dpcfl.Run) -> None:
+    folder = Path(shutil.copytree(in_process.path, tmp_path / "run"))
+    before = read_document(folder)["privacy"]["not_covered"]
+    for _ in range(2):
+        add_not_covered(folder, "a page on it")
+    assert read_document(folder)["privacy"]["not_covered"] == [*before, "a page on it"]
+    (folder / "run.json").unlink()
+    add_not_covered(folder, "a page on it")
+    assert read_document(folder) == {}
