@@ -40,16 +40,19 @@ def test_diagnostics_are_the_last_number_of_each_and_the_agreement_that_of_the_n
 ) -> None:
     folder = Path(shutil.copytree(in_process.path, tmp_path / "run"))
     told = [
+        {"view": "observer", "round": 3, "labels": ["a", "b"]},
         {"view": "server", "round": 2, "diagnostics": {"first": 1.5, "both": 2.5}, "clusters": 2},
         {"view": "server", "round": 3, "diagnostics": {"first": None, "both": 3.5, "by client": [1.0]}, "clusters": 2},
         {"view": "observer", "round": 3, "recovered": True, "minority_recovered": False, "ari": 0.75},
         {"view": "observer", "round": 2, "recovered": False, "minority_recovered": True, "ari": 0.5},
+        {"view": "server", "round": 3, "assignment": [0, 1], "diagnostics": {"both": 4.5}},
     ]
     (folder / "clusters.jsonl").unlink()
     write_lines(folder / "clusters.jsonl", told)
     found = final(folder, in_process.job, "finished")
     assert found["diagnostics"] == {"first": 1.5, "both": 3.5}
     assert (found["clusters_recovered"], found["minority_recovered"], found["ari"]) == (True, False, 0.75)
+    assert found["clusters"] == 2
 
 
 def test_what_was_spent_is_not_told_while_a_run_goes_on(with_epsilon: dpcfl.Run) -> None:

@@ -211,6 +211,27 @@ def test_who_is_lost_with_a_task_is_awaited_and_who_does_not_come_is_given_up():
     assert told.new() == [("bye", 0)]
 
 
+def test_who_connects_again_before_the_loss_is_noticed_keeps_its_place():
+    told = Told(1)
+    told.here(0)
+    told.pool.joined(0)
+    told.pool.give_up(0)  # it has connected by now
+    assert told.new() == []
+    assert (told.pool.here(0), told.pool.free) == (True, 0)
+
+
+def test_who_was_told_to_leave_is_not_awaited_though_it_has_a_task_of_an_earlier_server():
+    told = Told(1)
+    told.here(0)
+    told.pool.joined(1)
+    told.pool.left(1, busy=True)
+    told.pool.done(1)  # its answer was read after the end of its connection
+    assert told.new() == [("bye", 1), ("stop", 1)]
+    assert told.pool.free == 0
+    told.pool.left(0, busy=False)
+    assert told.pool.free == 1
+
+
 def test_the_bound_holds_whatever_happens():
     draw = random.Random(1)
     for bound in (1, 2, 5):
