@@ -103,6 +103,15 @@ def test_the_longest_idle_makes_room_and_nobody_who_is_busy_or_wanted():
     assert told.pool.in_turn([0, 2, 1]) == [1, 2, 0]
 
 
+def test_no_more_clients_leave_than_are_waited_for():
+    told = Told(4)
+    told.here(0, 1, 2, 3)
+    assert told.pool.admit([3, 5, 6], ()) == [3]
+    assert told.new() == [("bye", 0), ("bye", 1)]
+    assert told.pool.admit([5], ()) == []
+    assert told.new() == [], "two places are about to become free"
+
+
 def test_who_has_just_answered_makes_room_last():
     told = Told(3)
     told.here(0, 1, 2)
@@ -168,7 +177,9 @@ def test_who_stays_for_good_holds_no_place_and_is_asked_where_it_is():
     told.pool.left(1, busy=False)
     assert told.pool.admit([0], ()) == [0]
     assert told.pool.here(0)
-    assert told.new() == [("stop", 1)]  # it runs
+    told.now += INSIST_S
+    told.pool.tend()
+    assert told.new() == [("stop", 1)]  # it runs, and need not leave any more
     assert told.pool.admit([1], ()) == []
     assert told.new() == [("bye", 0)]
     assert told.pool.admit([1], ()) == [1]  # it is not waited for again
