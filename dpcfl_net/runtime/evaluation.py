@@ -197,6 +197,7 @@ class PersonalFigures:
         self._secret = privacy.central or privacy.secure  # clients that were never drawn have no personal model
         self._published: dict[int, Models] = {}
         self._reports: dict[int, dict[int, Personal]] = {}
+        self._missing: dict[int, set[int]] = {}  # clients without a report, by round; computed once, since each client reports
         self._newest = self._done = 0  # newest round of the server, and last round with figures
         self._now, self._given_up = now, 0
         self._later: deque[tuple[float, int]] = deque()  # when a round and those before it are given up
@@ -216,8 +217,10 @@ class PersonalFigures:
                 self._later.append((self._now() + GIVEN_UP_S, note.round - GIVEN_UP))
             if self._secret and note.round > self._done:
                 self._published[note.round] = note
+                self._missing.pop(note.round, None)
         elif note.round > self._done and self._counts(note):
             self._reports.setdefault(note.round, {})[note.client] = note
+            self._missing.get(note.round, set()).discard(note.client)
         yield from self.overdue()
 
     def overdue(self) -> Iterator[tuple[int, PersonalFigures]]:
@@ -264,17 +267,17 @@ class PersonalFigures:
         Args:
             t: Round.
         """
-        expected = self._expected(t) if t > self._done else None
-        return [] if expected is None else sorted(expected - self._reports.get(t, {}).keys())
+        return sorted(self._missing_in(t) or ()) if t > self._done else []
 
     def _rounds(self, given_up: int) -> Iterator[tuple[int, PersonalFigures]]:
         """Yield rounds in order up to the first that is neither complete nor given up."""
         for t in sorted(self._published if self._secret else self._reports):
-            if t > given_up and not self._is_complete(t):
+            if t > given_up and self._missing_in(t) != set():
                 return
             # Models of an earlier round are lost if a server started again before it sent them.
             for earlier in sorted(other for other in self._reports if other <= t):
                 self._count(self._reports.pop(earlier).values())
+            self._missing = {other: clients for other, clients in self._missing.items() if other > t}
             models = self._published.pop(t, None)
             self.models = models.models if models is not None else self.models
             self._done = t
@@ -287,10 +290,11 @@ class PersonalFigures:
             if personal.accuracy is not None:
                 self.accuracy[personal.client], self.loss[personal.client] = personal.accuracy, personal.loss
 
-    def _is_complete(self, t: int) -> bool:
-        """Return True if all clients of a round have reported; False if a server that was started again does not name them."""
-        expected = self._expected(t)
-        return expected is not None and expected <= self._reports.get(t, {}).keys()
+    def _missing_in(self, t: int) -> set[int] | None:
+        """Clients of a round that have not reported it; None if a server that was started again does not name its clients."""
+        if t not in self._missing and (expected := self._expected(t)) is not None:
+            self._missing[t] = expected - self._reports.get(t, {}).keys()
+        return self._missing.get(t)
 
     def _expected(self, t: int) -> set[int] | None:
         """Clients that report a round; None if the server has not named them."""

@@ -121,6 +121,30 @@ def test_a_round_with_a_lost_client_is_given_up_after_two_rounds_and_ten_seconds
             assert list(written(tmp_path)) == rounds
 
 
+def test_a_report_does_not_look_at_all_clients():
+    """With 16,000 clients whose schedule has them in some rounds, the reports of one round took a minute."""
+    looks: list[int] = []
+    roster = [SimpleNamespace(id=client, is_there=lambda t, client=client: not looks.append(client)) for client in range(200)]
+    protocol = SimpleNamespace(
+        privacy=SimpleNamespace(central=False, secure=False), has_schedule=True, rounds=2, roster=roster,
+        client=roster.__getitem__,
+    )  # fmt: skip
+    figures = evaluation.PersonalFigures(SimpleNamespace(protocol=protocol), len(roster), AwakeClock().now)
+    done = [t for t in (1, 2) for client in range(len(roster)) for t, _ in figures.take(Personal(client, t, 0.5, 0.5))]
+    assert done == [1, 2]
+    assert len(looks) == 4 * len(roster)  # in each round once for the round, and once for each report
+
+
+def test_a_server_that_names_the_clients_of_a_round_again_replaces_them(job_of, tmp_path):
+    job = job_of(**DRAWN)
+    with observing(job, tmp_path) as observer:
+        published(observer, job, 1, clients=[0, 1, 2])
+        report(observer, 1, {0: 0.1, 1: 0.1})
+        assert not written(tmp_path)
+        published(observer, job, 1, clients=[0, 1])
+        assert list(written(tmp_path)) == [1]
+
+
 def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path, impatient):
     job = job_of()
     with observing(job, tmp_path) as observer:
