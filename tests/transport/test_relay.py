@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import resource
 import socket
 import statistics
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ from wire_ends import (
     make_server,
 )
 
+from dpcfl_net.core import open_files
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.transport.links.link import Link
-from dpcfl_net.transport.links.relay import MOST_CONNECTIONS
+from dpcfl_net.transport.links.relay import MOST_CONNECTIONS, _allow_files
 from dpcfl_net.transport.links.schedule import Schedule, Step
 
 MOST_ATTEMPTS = 15  # on a busy machine
@@ -236,6 +239,38 @@ def test_connections_of_strangers_do_not_end_that_of_the_client(tmp_path: Path) 
             client.sendall(bytes([number]))
             assert client.recv(1) == bytes([number])
             stack.enter_context(relay.connect())
+
+
+def test_a_relay_that_may_open_no_more_files_ends_connections_that_wait(tmp_path: Path) -> None:
+    """Clients whose links are off try again and again; each failure to accept one was a traceback, without end."""
+    off = Link(on_s=0.001, off_s=1000.0)
+    with (
+        Server(echo) as server,
+        RelayProcess(tmp_path, server.address, [Link(), off, off, off]) as relay,
+        ExitStack() as stack,
+    ):
+        client = stack.enter_context(relay.connect())
+        client.sendall(b"a")
+        assert client.recv(1) == b"a"
+        resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE, (60, 60))
+        for number in range(1, 4):
+            for _ in range(MOST_CONNECTIONS):
+                stack.enter_context(relay.connect(number))
+        again = stack.enter_context(relay.connect())
+        for end in (client, again):
+            end.sendall(b"b")
+            assert end.recv(1) == b"b"
+        relay.process.terminate()
+        assert relay.process.communicate(timeout=10)[1] == ""
+
+
+@pytest.mark.parametrize(("clients", "allowed"), [(100, 564), (100, 563)])
+def test_a_relay_needs_files_for_two_connections_of_each_client(monkeypatch: Any, clients: int, allowed: int) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(open_files, "allow", lambda wanted: asked.append(wanted) or allowed)
+    with pytest.raises(ConfigError, match="needs 564 open files") if allowed < 564 else nullcontext():
+        _allow_files(clients)
+    assert asked == [64 + clients * (1 + 2 * MOST_CONNECTIONS)]
 
 
 def test_resets_are_seen_by_both_ends_and_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import re
 import select
@@ -24,6 +25,7 @@ from dpcfl_net.transport.links.pipe import Bottleneck
 from dpcfl_net.transport.links.schedule import Schedule
 
 MOST_CONNECTIONS = 16  # of one client; it needs one, but while its link is off it may have tried to connect again and again
+OTHER_FILES = 64  # besides a listener for each client and two sockets for each connection
 _UPSTREAM = re.compile(r"tcp://(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]*\x00]+):(?P<port>[0-9]{1,5})")
 
 
@@ -65,7 +67,7 @@ def run_relay(spec: RelaySpec) -> None:
     Raises:
         ConfigError: If an address is malformed or cannot be listened on.
     """
-    _allow_files(64 + 4 * len(spec.clients))  # a listener and two sockets per client, and a third while it reconnects
+    _allow_files(len(spec.clients))
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(FineSelector())) as runner:
         runner.run(_relay(spec))
 
@@ -156,11 +158,31 @@ class Relay:
             accepted, _ = port.listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
+        except OSError as error:
+            self._make_room_for_files(error)
+            return
         if len(port.connections) >= MOST_CONNECTIONS:
-            # Of those that carried least the oldest: connections of strangers must not end that of the client.
-            min(port.connections, key=lambda connection: connection.carried).reset()
+            _make_room(port)
+        try:
+            made = Connection(accepted, port, self._upstream, self.now_s)
+        except OSError as error:
+            accepted.close()
+            self._make_room_for_files(error)
+            return
         port.totals.connections += 1
-        port.connections[Connection(accepted, port, self._upstream, self.now_s)] = None
+        port.connections[made] = None
+
+    def _make_room_for_files(self, error: OSError) -> None:
+        """Reset a connection of the client with most of them if the process may open no more files; raise any other error."""
+        port = max(self._ports, key=lambda port: len(port.connections))
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or not port.connections:
+            raise error
+        _make_room(port)
+
+
+def _make_room(port: Port) -> None:
+    """Reset the oldest of the connections that carried least: those of strangers must not end that of the client."""
+    min(port.connections, key=lambda connection: connection.carried).reset()
 
 
 def _listen(host: str, port: int, kernel_buffer: int) -> socket.socket:
@@ -196,7 +218,8 @@ def _resolve(address: str, name: str = "upstream") -> tuple[int, tuple]:
     return found[0][0], found[0][4]
 
 
-def _allow_files(needed: int) -> None:
-    """Raise the limit on open files; ConfigError if the system allows less than needed."""
-    if (allowed := open_files.allow(needed)) < needed:
+def _allow_files(clients: int) -> None:
+    """Raise the limit on open files; ConfigError if the system allows less than two connections of each client need."""
+    needed, most = (OTHER_FILES + (1 + 2 * each) * clients for each in (2, MOST_CONNECTIONS))
+    if (allowed := open_files.allow(most)) < needed:
         raise ConfigError(f"the relay needs {needed} open files, but `ulimit -Hn` is {allowed}")
