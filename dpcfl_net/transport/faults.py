@@ -170,7 +170,7 @@ class FaultInjector:
     ) -> None:
         self.round = 0
         self._faults, self._on_fault, self._clock = faults, on_fault, clock
-        self._links: dict[tuple[int, Direction], deque[_Held]] = {}
+        self._links: dict[tuple[int, Direction], deque[_Held]] = {}  # those with messages on their way
         self._known: OrderedDict[str, tuple[str, int, str]] = OrderedDict()  # message id to kind, round and task
         self._attempts: Counter[tuple[int | str, ...]] = Counter()
         self._parted: set[tuple[int, Direction, int]] = set()
@@ -215,14 +215,15 @@ class FaultInjector:
         link = self._links.setdefault((client, direction), deque())
         for _ in range(copies):
             self._enqueue(link, held)
-        self._release(link)
+        self._release(client, direction)
         if any(other is held for other in link):  # buffers of the socket and of the sender may change meanwhile
             held.data, held.chunk = bytes(held.data), None if held.chunk is None else bytes(held.chunk)
 
     def release(self) -> bool:
         """Forward what is due; return whether messages are left."""
-        left = [self._release(link) for link in self._links.values()]
-        return any(left)
+        for client, direction in list(self._links):
+            self._release(client, direction)
+        return bool(self._links)
 
     def _apply(self, rule: MessageRule, message: Message, held: _Held) -> int:
         """Apply a rule to a message; return how many times it arrives."""
@@ -256,12 +257,13 @@ class FaultInjector:
         link[-1] = held
         link.append(last)
 
-    def _release(self, link: deque[_Held]) -> bool:
-        """Forward what is due in order; return whether messages are left."""
-        now = self._clock()
+    def _release(self, client: int, direction: Direction) -> None:
+        """Forward what is due in order."""
+        link, now = self._links[client, direction], self._clock()
         while link and link[0].due <= now and link[0].forward(link[0].data, link[0].chunk):
             link.popleft()
-        return bool(link)
+        if not link:  # each tick looks at all links that are here
+            del self._links[client, direction]
 
     def _is_parted(self, message: Message) -> bool:
         """True if a partition stops a message; the first one in a round and direction is reported."""

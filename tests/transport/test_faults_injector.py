@@ -213,3 +213,16 @@ def test_late_messages_keep_their_order_and_reordered_ones_change_it() -> None:
     assert arrived != list(range(20))
     assert sorted(arrived) == list(range(20))
     assert max(abs(place - number) for place, number in enumerate(arrived)) < 5
+
+
+def test_each_look_for_late_messages_costs_only_the_clients_that_have_some() -> None:
+    """The server looks in each exchange of messages: with 10,000 clients a look took 26 ms."""
+    looks: list[float] = []
+    rule = MessageRule(clients=(7,), delay=1.0, delay_s=(5.0, 5.0))
+    injector = FaultInjector(MessageFaults(1, (rule,)), lambda fault: None, lambda: looks.append(0.0) or 0.0)
+    header = Stamp("ab12", "0" * 64).header(kind="TASK", round=1, task="train")
+    for client in range(1000):
+        injector.carry("down", client, header, b"task", None, lambda data, chunk: True)
+    looks.clear()
+    assert injector.release()
+    assert len(looks) == 1
