@@ -124,12 +124,16 @@ class ClientEndpoint:
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER)
-        join_curve(self._socket, link)
         self._curve, self._connection = link.security == "curve", DialedConnection(self._socket, times.handshake_limit_s)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._connection.monitor, zmq.POLLIN)
-        dial(self._socket, connect)
+        try:
+            join_curve(self._socket, link)
+            dial(self._socket, connect)
+        except BaseException:
+            self.close(abort=True)
+            raise
 
     @property
     def pending(self) -> int:

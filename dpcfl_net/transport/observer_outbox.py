@@ -68,8 +68,12 @@ class ObserverOutbox:
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.PUSH)
-        join_curve(self._socket, link)
-        dial(self._socket, connect)
+        try:
+            join_curve(self._socket, link)
+            dial(self._socket, connect)
+        except BaseException:
+            self.close(abort=True)
+            raise
 
     def models(
         self,

@@ -42,6 +42,8 @@ from wire_ends import (
     fds,
     make_client,
     make_server,
+    more,
+    open_things,
     pair,
     part_of,
     refusal,
@@ -1031,6 +1033,19 @@ def observer(bind: str = "tcp://127.0.0.1:*", **changes: Any) -> ObserverInbox:
 
 def outbox(address: str, sender: str | int, keys: tuple[str, str], **changes: Any) -> ObserverOutbox:
     return ObserverOutbox(address, Link(RUN, JOB, keys, OBSERVER[0]), sender=sender, **changes)
+
+
+@pytest.mark.parametrize("make", [make_client, lambda address: outbox(address, 0, KEYS[0])])
+def test_an_end_that_cannot_connect_leaves_nothing_open(make: Callable[[str], object]) -> None:
+    """A caller that kept the error kept sockets and threads of it, and its context would have waited for them."""
+    before = open_things()
+    with pytest.raises(ConfigError, match="cannot connect to") as kept:
+        make("tcp://127.0.0.1:*")
+    deadline = time.monotonic() + 5
+    while more(open_things(), before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert kept.tb is not None
+    assert not more(open_things(), before)
 
 
 def collect(inbox: ObserverInbox, count: int, failures: int = 0) -> list[Any]:
