@@ -16,8 +16,6 @@ from dpcfl_net.transport.messages import CHUNK, WINDOW
 
 UNREAD_LIMIT = 4 * WINDOW * CHUNK  # bytes a connection may send ahead of complete messages
 PERIOD_S = 0.1  # between looks at the connections
-_CURVE = 33  # bytes that CURVE adds to a frame: name and nonce of the command, authenticator, flags
-_SHORT, _SHORT_HEAD, _LONG_HEAD = 255, 2, 9  # longest short frame of ZMTP 3, and bytes before a short and a long frame
 _PINGS = 64  # bytes per second of ZeroMQ's heartbeats, which the owner does not see; an honest peer sends 9
 _TCP_INFO = getattr(socket, "TCP_INFO", -1)  # -1: no such option, an OSError
 _COUNTED = struct.Struct("<128xQ")  # start of Linux's struct tcp_info, with tcpi_bytes_received
@@ -31,17 +29,6 @@ _FAILED = {
 }
 
 
-def bytes_on_the_wire(size: int, curve: bool) -> int:
-    """Return the bytes that a frame takes in the stream of a connection.
-
-    Args:
-        size: Bytes of its content.
-        curve: True if the connection is encrypted.
-    """
-    body = size + _CURVE if curve else size
-    return body + (_SHORT_HEAD if body <= _SHORT else _LONG_HEAD)
-
-
 class Connection:
     """One connection; its descriptor belongs to libzmq.
 
@@ -49,7 +36,7 @@ class Connection:
         fd: The descriptor.
 
     Attributes:
-        delivered: Bytes that the socket's owner has read, as `bytes_on_the_wire`.
+        delivered: Bytes that the socket's owner has read, as `wire_size.frame_bytes`.
         key: Authenticated key of its messages, z85; empty before the first one, and without CURVE.
 
     Raises:
@@ -125,7 +112,7 @@ class ConnectionGuard:
 
         Args:
             fd: Descriptor of the connection.
-            size: Bytes of all its frames, as `bytes_on_the_wire`. Counted too high, they would let the peer send more and more.
+            size: Bytes of all its frames, as `wire_size.frame_bytes`. Counted too high, they would let the peer send more and more.
             key: Authenticated key of the connection, z85; empty without CURVE.
         """
         connection = self._connections.get(fd)

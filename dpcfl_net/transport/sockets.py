@@ -17,8 +17,9 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.transport.dialed import DialedConnection
-from dpcfl_net.transport.guard import SPARE, UNREAD_LIMIT, ConnectionGuard, bytes_on_the_wire
+from dpcfl_net.transport.guard import SPARE, UNREAD_LIMIT, ConnectionGuard
 from dpcfl_net.transport.messages import MAX_FRAME, WireError, plain
+from dpcfl_net.transport.wire_size import frame_bytes
 
 DOMAIN = "dpcfl"
 HIGH_WATER = 32  # messages; four windows, so that flow control sets the pace and not the mark
@@ -347,7 +348,7 @@ def receive(
         if count <= wanted:
             frames.append(frame)
         if count > routed:
-            size += bytes_on_the_wire(len(frame), curve)
+            size += frame_bytes(len(frame), curve)
     route, user = frames[0].bytes if routed else b"", _user(frame) if curve else ""
     if guard is not None and count > routed:
         fd = int(frame.get(zmq.SRCFD))

@@ -31,14 +31,14 @@ class MessageBytes:
     parts: tuple[int, ...]
 
 
-def frame_bytes(size: int, security: Security = "curve") -> int:
+def frame_bytes(size: int, curve: bool) -> int:
     """Compute the bytes of one frame in the stream of TCP.
 
     Args:
         size: Bytes of its content.
-        security: Security of the transport.
+        curve: True if the connection is encrypted.
     """
-    body = size + (CURVE_FRAME if security == "curve" else 0)
+    body = size + CURVE_FRAME if curve else size
     return body + (SHORT_FRAME if body <= SHORT_BODY else LONG_FRAME)
 
 
@@ -77,11 +77,12 @@ def message_bytes(
     if kind == "RESULT":
         fields |= {"parent": "0" * 32, "code": status, "reason": reason}
     header = control_bytes(kind, run, **fields)
-    parts, headers = [frame_bytes(header, security)], header
+    curve = security == "curve"
+    parts, headers = [frame_bytes(header, curve)], header
     for index in range(chunks):
         chunk_header = control_bytes("CHUNK", run, parent="0" * 32, index=index)
         headers += chunk_header
-        parts.append(frame_bytes(chunk_header, security) + frame_bytes(min(CHUNK, size - index * CHUNK), security))
+        parts.append(frame_bytes(chunk_header, curve) + frame_bytes(min(CHUNK, size - index * CHUNK), curve))
     return MessageBytes(headers + size, header + size, tuple(parts))
 
 
