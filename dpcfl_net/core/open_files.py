@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import resource
 
-OTHERS, PER_CLIENT = 128, 4  # of a launcher, a coordinator or a group of clients
+OTHERS, PER_CLIENT = 128, 4  # of a launcher or a coordinator
+PER_SERVED = 16  # of a worker process: a client has 4 sockets of ZeroMQ, 2 connections, an open ledger and a pipe
 
 
-def files_for(clients: int) -> int:
-    """Return how many files a process that serves so many clients may have open."""
-    return OTHERS + PER_CLIENT * clients
+def files_for(clients: int, each: int = PER_CLIENT) -> int:
+    """Return how many files a process of so many clients may have open.
+
+    Args:
+        clients: Number of clients.
+        each: Files of a client: `PER_CLIENT`, or `PER_SERVED` in a worker process.
+    """
+    return OTHERS + each * clients
 
 
 def allow(wanted: int) -> int:

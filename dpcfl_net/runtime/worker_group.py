@@ -21,7 +21,7 @@ from dpcfl_net.runtime.specs import GroupSpec
 from dpcfl_net.runtime.worker import Worker
 from dpcfl_net.runtime.worker_process import prepare_process, turns
 
-SOCKETS = 4096  # a client has four sockets; the default limit of ZeroMQ is enough for 250 clients only
+SOCKETS, SPARE = 4, 1024  # sockets of ZeroMQ of a client; more, since those of clients that have left are closed later
 SWITCH_S = 0.05  # after which a waiting thread asks for the interpreter; Python's 5 ms wake dozens of threads in vain
 
 
@@ -37,11 +37,17 @@ def run_group(spec: GroupSpec) -> None:
     prepare_process(spec.worker)
     sys.setswitchinterval(SWITCH_S)
     job = read_job(spec.worker.job, spec.worker.operator_key)
-    open_files.allow(open_files.files_for(len(job.protocol.roster)))
-    context = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, SOCKETS)
+    open_files.allow(open_files.files_for(len(job.protocol.roster), open_files.PER_SERVED))
+    context = new_context(len(job.protocol.roster))
     Group(spec, job, context).serve()
     context.term()  # not after a failure: threads of other clients still use the context
+
+
+def new_context(clients: int) -> zmq.Context:
+    """Create a ZeroMQ context with sockets for so many clients, as far as ZeroMQ has them; by default it has them for 250."""
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, min(context.get(zmq.SOCKET_LIMIT), SPARE + SOCKETS * clients))
+    return context
 
 
 class Group:

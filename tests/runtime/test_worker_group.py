@@ -8,11 +8,15 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dpcfl_net.core import open_files
 from dpcfl_net.runtime import worker_group
 from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
+from dpcfl_net.transport.endpoint import ClientEndpoint, Link
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 
 SPEC = WorkerSpec(Path(), 0, "", "", Path(), "", Path())
 
@@ -122,3 +126,31 @@ def test_a_stop_command_takes_back_a_start_command_and_a_start_command_a_stop_co
     group.send("stop 3")
     group.end()
     assert len(group.workers) == 2
+
+
+def test_a_process_has_sockets_for_all_clients_of_the_job():
+    """With a pool of more than 1,024 clients, one process could get as many at once: Too many open files."""
+    clients = 1100
+    if open_files.allow(open_files.files_for(clients)) < open_files.files_for(clients):
+        pytest.skip("the system allows a process fewer open files")
+    with worker_group.new_context(clients) as context, contextlib.ExitStack() as stack:
+        link = Link("ab12", "0" * 64, security="none", context=context)
+        for client in range(clients):
+            for end in (
+                ClientEndpoint("tcp://127.0.0.1:1", link, client=client, task_template={}.get),
+                ObserverOutbox("tcp://127.0.0.1:1", link, sender=client),
+            ):
+                stack.callback(end.close, abort=True)
+
+
+def test_a_process_of_many_clients_raises_its_limit_on_open_files_for_all_of_each(monkeypatch):
+    """150 clients had 1,664 files open; the limit was raised to 728, so that the usual 1,024 were too few."""
+    asked = []
+    job = SimpleNamespace(protocol=SimpleNamespace(roster=range(150)))
+    monkeypatch.setattr(worker_group, "prepare_process", lambda spec: None)
+    monkeypatch.setattr(worker_group, "read_job", lambda *_: job)
+    monkeypatch.setattr(worker_group, "Group", lambda *_: SimpleNamespace(serve=lambda: None))
+    monkeypatch.setattr(worker_group.sys, "setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr(open_files, "allow", asked.append)
+    worker_group.run_group(GroupSpec(SPEC, 0))
+    assert asked[0] >= 1664
