@@ -224,8 +224,10 @@ class Worker:
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
-        with contextlib.ExitStack() as turn:
-            turn.enter_context(self._turn())
+        kept, self._kept_turn = self._kept_turn, None  # by the check of the model before its first step
+        with kept or contextlib.ExitStack() as turn:
+            if kept is None:
+                turn.enter_context(self._turn())
             self._at_work = True
             started = time.monotonic()
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from contextlib import closing, nullcontext
 from types import SimpleNamespace
 
@@ -393,3 +394,21 @@ def accuracy_of(job, theta, client):
     m = job.protocol.model
     evaluator = Evaluator(skeleton(m.name, tuple(m.input_shape), m.classes))
     return evaluator.accuracy_and_loss(theta, open_client(settings, piece, None, "test"))[0]
+
+
+def test_a_client_that_keeps_its_turn_computes_in_it_again():
+    """In a process of several clients it waited for itself for ever, between the check of its model and its first step."""
+    lock, worker = threading.Lock(), Worker.__new__(Worker)
+
+    @contextlib.contextmanager
+    def turn():
+        assert lock.acquire(timeout=1)
+        yield
+        lock.release()
+
+    worker._turn, worker._keeps_turn, worker._kept_turn = turn, True, None
+    for _ in range(2):
+        with worker._computing():
+            assert lock.locked()
+    worker._kept_turn.close()
+    assert not lock.locked()
