@@ -384,6 +384,15 @@ def test_a_client_that_joins_late_counts_with_the_initial_model_before(name, tmp
     assert figures[6][0] != accuracy_before_training(run.job, 0)
 
 
+def test_clients_of_one_process_evaluate_their_models_as_clients_of_their_own(tmp_path):
+    seeded = {**SMALL["privacy"], "noise": "seeded", "noise_seed": "5eed" * 16}
+    changes = {**SMALL, **CHANGES, "rounds": 2, "privacy": seeded}
+    together = {**changes, "runtime": {"clients_per_worker": 2}}
+    shared = dpcfl_net.run(together, tmp_path / "shared", "network", progress=False)
+    alone = dpcfl_net.run(changes, tmp_path / "alone", "in-process", progress=False)
+    assert written(shared.path) == written(alone.path)
+
+
 def accuracy_before_training(job, client):
     m = job.protocol.model
     return accuracy_of(job, initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed), client)
