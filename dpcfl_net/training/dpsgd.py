@@ -163,7 +163,7 @@ class Trainer:
         return total.astype(np.float64, copy=False)
 
     def check_batches(self, input_shape: tuple[int, ...], room: int | None = None) -> None:
-        """Check, on synthetic records, that a record's gradient does not depend on its slot in the largest batch.
+        """Check, on synthetic records and the CPU, that a record's gradient does not depend on its slot in the largest batch.
 
         Training checks each batch as well; this is for callers that pay before they train.
 
@@ -174,9 +174,8 @@ class Trainer:
         Raises:
             ConfigError: As `SameBits.alike`.
         """
-        if devices.torch_device().type == "cpu":
-            set_processor_flags()
-            self._same_bits.alike(self.slots if room is None else even(room), input_shape, torch.float32)
+        set_processor_flags()
+        self._same_bits.alike(self.slots if room is None else even(room), input_shape, torch.float32)
 
     @torch.no_grad()
     def _sum(self, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> torch.Tensor:

@@ -353,7 +353,7 @@ def test_a_changed_architecture_is_refused(played, evidence):
     (longer,) = played.careless("other-shape")
     assert longer["answer"] == "gone"
     assert longer["charges"][1] == longer["charges"][0] + 1
-    assert "the model has 6090 parameters" in played.said(CARELESS)
+    assert "the model has shape (6091,): must be (6090,)" in played.said(CARELESS)
     assert played.codes[CARELESS] == 1
     evidence.control("without the template the round is charged and the worker dies of it: budget spent, nothing learnt")
 

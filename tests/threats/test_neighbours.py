@@ -311,7 +311,7 @@ def with_one_model(job, folder, monkeypatch):
         fewer = Task(task.round, task.kind, {**task.tensors, "models": task.tensors["models"][:1].copy()})
         try:
             seen.append((in_sum, form(found := answered(fed, client, fewer))))
-        except RuntimeError:
+        except ValueError:
             seen.append((in_sum, "the worker ends"))
             found = Answer("lost")
         return found
