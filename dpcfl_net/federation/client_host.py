@@ -165,9 +165,8 @@ class ClientHost:
 
     def _check_model(self, step: ClientStep) -> None:
         """ConfigError, before the charge, if the model's gradients in this process show the place of a record in its batch."""
-        if (
-            step.kind in self._trained or devices.torch_device().type != "cpu"
-        ):  # a GPU is lent once for a task, and not for this
+        # A GPU is lent once for each task, after its charge: there, the first step checks the model.
+        if step.kind in self._trained or devices.torch_device().type != "cpu":
             return
         by_record = DPSGDSlot if self.algorithm.capabilities.plain_sgd else DPSGDSlot | SecureSlot
         slots = {slot for slot in self._plan if slot.name in step.charges and isinstance(slot, by_record)}
