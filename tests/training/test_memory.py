@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +37,7 @@ def test_freed_memory_is_kept_up_to_a_bound_and_returned_when_idle():
         "first, second, third = (libc.malloc(30 << 20) for _ in range(3))\n"
         "for block in (first, second, third): ctypes.memset(block, 1, 30 << 20)\n"
         "for block in (first, second, third): libc.free(block)\n"
+        "memory._may_look_at = 0.0\n"  # however long the first look took
         "memory.give_back_freed(); print(resident()); use(30 << 20); memory.give_back_all(); print(resident())"
     )
     assert kept > before + (29 << 20)
@@ -45,21 +46,20 @@ def test_freed_memory_is_kept_up_to_a_bound_and_returned_when_idle():
 
 
 def test_a_process_that_looks_slowly_through_its_free_memory_looks_rarely(monkeypatch):
-    looks = []
+    now, looks = [100.0], []
 
     def slow() -> float:
-        looks.append(time.sleep(0.02))
+        looks.append(now[0])
+        now[0] += 0.02
         return 0.0
 
     monkeypatch.setattr(memory, "freed_bytes", slow)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(memory, "_may_look_at", 0.0)
-    started = time.monotonic()
-    while time.monotonic() - started < 0.1:
+    while now[0] < 103.0:
         memory.give_back_freed()
-    assert len(looks) == 1  # the second may come after a second
-    monkeypatch.setattr(memory, "_may_look_at", time.monotonic())
-    memory.give_back_freed()
-    assert len(looks) == 2
+        now[0] += 0.3
+    assert looks == pytest.approx([100.0, 101.22, 102.44])  # the first call more than a second after the end of the last look
 
 
 @linux
