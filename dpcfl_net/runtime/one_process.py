@@ -28,7 +28,7 @@ from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, W
 from dpcfl_net.training import memory
 from dpcfl_net.transport.observer_notes import Models, Personal
 
-MOST_OPEN = 1000  # clients with an open ledger and loaded records
+MOST_OPEN = 4096  # clients with an open ledger and loaded records; if all are asked in each round, more are opened again in each
 OPEN_FILES = 3  # of an open ledger
 OTHER_FILES = 256  # of the process, at most
 
@@ -65,7 +65,7 @@ class Hosts(Mapping[int, ClientHost]):
         )
         self._clients = job.protocol.clients
         self._open: OrderedDict[int, ClientHost] = OrderedDict()  # least recently used first
-        self._most_open = most_open()
+        self._most_open = most_open(len(job.protocol.roster))
         # A record book's guarantee also covers clients that are never drawn, and without a trusted server each client's ledger says that it
         # spent nothing.
         if job.protocol.ledger_scope == "dataset" or not job.protocol.privacy.central:
@@ -98,9 +98,9 @@ class Hosts(Mapping[int, ClientHost]):
             self._open.clear()
 
 
-def most_open() -> int:
-    """Return how many clients may be open at once, by the limit on open files (`ulimit -n`)."""
-    files = open_files.allow(OTHER_FILES + OPEN_FILES * MOST_OPEN)
+def most_open(clients: int) -> int:
+    """Return how many of so many clients may be open at once, by the limit on open files (`ulimit -n`)."""
+    files = open_files.allow(OTHER_FILES + OPEN_FILES * min(MOST_OPEN, clients))
     return min(MOST_OPEN, max(1, (files - OTHER_FILES) // OPEN_FILES))
 
 

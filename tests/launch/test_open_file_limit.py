@@ -6,7 +6,8 @@ import resource
 from pathlib import Path
 from types import SimpleNamespace
 
-from conftest import dpcfl
+from conftest import dpcfl, only_run
+from run_results import last_models
 
 from dpcfl_net.core.open_files import OTHERS, files_for
 from dpcfl_net.launch.placement import parents
@@ -47,6 +48,22 @@ def test_more_workers_than_the_system_allows_open_files_are_refused_with_the_lim
     )  # fmt: skip
     assert done.returncode == 4
     assert "too many open files (raise the limit: ulimit -n)" in done.stderr
+
+
+def test_a_run_in_one_process_closes_ledgers_under_a_low_limit_and_has_the_same_bits(tmp_path):
+    """286 files are enough for 10 clients at once."""
+    models = {}
+    for hard in (286, 4096):
+        done = dpcfl(
+            "run", "quickstart", *FORTY, "algorithm=global", "runtime.federation=in-process", "privacy.noise=seeded",
+            f"privacy.noise_seed={'ab' * 32}", "--out", tmp_path / str(hard),
+            preexec_fn=lambda hard=hard: resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 256), hard)),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        models[hard] = last_models(only_run(tmp_path / str(hard)))
+    assert models[286] == models[4096]
+    verified = dpcfl("verify", only_run(tmp_path / "286"))
+    assert verified.returncode == 0, verified.stdout
 
 
 def test_a_launcher_raises_its_limit_with_the_number_of_its_workers(monkeypatch):
