@@ -154,7 +154,8 @@ class ObserverInbox:
         if (note.kind == "PERSONAL") != (note.sender >= 0):
             raise WireError("kind", f"{sender_name(note.sender)} does not send {note.kind}")
         if note.kind == "PERSONAL":
-            return Personal(note.sender, note.round, note.accuracy, note.loss)
+            accuracy, loss = note.accuracy if note.has_model else None, note.loss if note.has_loss else None
+            return Personal(note.sender, note.round, accuracy, loss)
         if note.kind == "END":
             return End(note.round, note.reason)
         if note.kind == "MODELS":

@@ -40,6 +40,9 @@ class Period(BaseModel):
 class Note(BaseModel):
     """One message to the observer without its chunk; fields that its kind does not use keep their defaults.
 
+    A missing accuracy or loss is a number and a mark: encryption shows sizes, and a note that is shorter without a model would tell
+    the network which clients a secret coin has never drawn.
+
     Attributes:
         version: Version of the protocol.
         run: Run id, hex.
@@ -47,6 +50,8 @@ class Note(BaseModel):
         boot: Id of the sender's connection, hex.
         sequence: Increases with every message of one boot.
         sender: -1 for the coordinator, otherwise a client id.
+        has_model: False: there is no accuracy.
+        has_loss: False: there is no loss.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -65,8 +70,10 @@ class Note(BaseModel):
     labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=MOST_CLIENTS)]], Field(max_length=8)] = {}
     blake3: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
-    accuracy: Share | None = 0.0
-    loss: Loss | None = 0.0
+    accuracy: Share = 0.0
+    has_model: bool = True
+    loss: Loss = 0.0
+    has_loss: bool = True
     spans: Annotated[list[Period], Field(max_length=MOST_SPANS)] = []
     reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,500}$")] = ""
 

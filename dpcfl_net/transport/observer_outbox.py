@@ -110,9 +110,14 @@ class ObserverOutbox:
             accuracy: 0 to 1; None without a personal model.
             loss: Mean loss in nats; None without a personal model.
         """
-        finite = float(loss) if loss is not None and math.isfinite(loss) else None
+        finite = loss is not None and math.isfinite(loss)
         self.dropped += not self._send(
-            "PERSONAL", round=round, accuracy=None if accuracy is None else float(accuracy), loss=finite
+            "PERSONAL",
+            round=round,
+            accuracy=0.0 if accuracy is None else float(accuracy),
+            has_model=accuracy is not None,
+            loss=float(loss) if loss is not None and finite else 0.0,
+            has_loss=finite,
         )
 
     def is_reachable(self, wait: bool = False) -> bool:
@@ -168,7 +173,7 @@ class ObserverOutbox:
             sender=self._sender,
             **fields,
         )
-        data = msgpack.packb(note.model_dump(exclude_defaults=True))
+        data = msgpack.packb(note.model_dump(exclude_unset=True))  # also defaults: the size must not depend on the values
         had_given_up = self._gave_up
         self._gave_up = not self._wait(0.0 if had_given_up else self._patience_s)
         if self._gave_up:

@@ -32,7 +32,7 @@ from dpcfl_net.privacy.secure_sum import LARGEST_WORD, SumCode
 from dpcfl_net.runtime import worker
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
-from dpcfl_net.transport.endpoint import Link, ServerEndpoint
+from dpcfl_net.transport.endpoint import ClientEvent, Link, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, read_pair
 from dpcfl_net.transport.links.schedule import Schedule
 
@@ -197,6 +197,24 @@ def test_answer_times_and_drop_outs_do_not_follow_the_secret_coin(tmp_path, evid
         "without the wait, a limit of .25 s drops exactly the clients whose coin says in: all 32 coins are read, and a round's "
         "first stage tells who was in before"
     )
+
+
+def test_the_size_of_a_report_does_not_tell_whether_another_client_has_used_the_core(tmp_path):
+    """Clients that share a core compute in turn: one whose secret coin is in makes the next one wait."""
+
+    def reported(job, waited_s):
+        told = []
+        fake = SimpleNamespace(
+            job=job, spec=SimpleNamespace(client=0), host=SimpleNamespace(answer=lambda task: Answer("release")), _answers=[],
+            _wake=SimpleNamespace(wake=lambda: None), _wait_for_the_deadline=lambda event: None, _span=(100 + waited_s, 101.0),
+            _report=lambda spans: told.append([what for what, *_ in spans]), _report_personal=lambda *_: None, _kept_turn=None,
+        )  # fmt: skip
+        event = ClientEvent("task", "0" * 32, 1, "masked_update", {}, begun=99.9, arrived=100.0)
+        worker.Worker._answer(fake, event, SimpleNamespace())
+        return told
+
+    job = sum_job(tmp_path, 8)
+    assert reported(job, 1e-4) == reported(job, 0.5) == [["receive", "wait", "train"]]
 
 
 def times_of_queued_tasks(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, set[int]]:

@@ -1078,6 +1078,19 @@ def test_observer_hears_models_figures_timings_and_the_end() -> None:
         assert main.dropped == worker.dropped == 0
 
 
+def test_the_size_of_a_report_does_not_tell_whether_a_client_has_a_personal_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a secure sum it has one once its secret coin was in; encryption does not hide sizes from the network."""
+    sizes, sent = [], observer_outbox.send
+    monkeypatch.setattr(observer_outbox, "send", lambda made, *frames: (sizes.append(len(frames[0])), sent(made, *frames)))
+    told = [(None, None), (0.0, 0.0), (1.0, 1e-9), (0.5, float("inf")), (0.25, 2.5)]
+    with observer() as inbox, outbox(inbox.address, 1, KEYS[1]) as worker:
+        for figures in told:
+            worker.personal(3, *figures)
+        heard = collect(inbox, len(told))
+    assert [(note.accuracy, note.loss) for note in heard] == [*told[:3], (0.5, None), told[4]]
+    assert len(set(sizes)) == 1, sizes
+
+
 def test_observer_hears_what_a_coordinator_sent_before_it_crashed_after_the_first_message_of_the_next_one() -> None:
     models = np.zeros((1, P), "f4")
     with contextlib.ExitStack() as stack:
