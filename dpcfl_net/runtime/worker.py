@@ -144,7 +144,7 @@ class Worker:
             return event
 
     def stop(self) -> None:
-        """End `serve` within about a second; any thread may call this."""
+        """End `serve` within about a second, or when the task that it works on is over; any thread may call this."""
         self._stop = True
 
     def _work(self, event: ClientEvent) -> None:
@@ -221,8 +221,9 @@ class Worker:
             _log.warning(
                 "%s took longer than its deadline, %g s; its answer is sent at the next multiple", event.task, interval
             )
-        while not self._stop and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 0.2))
+        # Also after `stop`: a server may have it called, and a client that then leaves and comes back would show its computing time.
+        if (left := until - time.monotonic()) > 0:
+            time.sleep(left)
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:

@@ -181,7 +181,7 @@ def test_answer_times_and_drop_outs_do_not_follow_the_secret_coin(tmp_path, evid
         with monkeypatch.context() as patch:
             patch.setattr(worker, "time", fake)
             event = SimpleNamespace(task=task, arrived=100.0)
-            worker.Worker._wait_for_the_deadline(SimpleNamespace(job=job, _stop=False, _left=-math.inf), event)
+            worker.Worker._wait_for_the_deadline(SimpleNamespace(job=job, _left=-math.inf), event)
         answered.append(clock.now)
     assert answered == pytest.approx([101.0, 101.0, 100.2, 100.2])
     evidence.got(
@@ -217,13 +217,14 @@ def test_the_size_of_a_report_does_not_tell_whether_another_client_has_used_the_
     assert reported(job, 1e-4) == reported(job, 0.5) == [["receive", "wait", "train"]]
 
 
-def times_of_queued_tasks(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, set[int]]:
-    """Seconds until each client's masked vector arrives if the server asks for what is refused just before, and who trained."""
+@contextlib.contextmanager
+def served(job, folder, ledgers: str, patch, kind: type[worker.Worker], training_s: float):
+    """A server, real workers in threads, their tasks for masked vectors, and the clients that have trained so far."""
     trained, sgd = set[int](), Client.sgd
 
     def slow(self, *args, **how):
         trained.add(int(threading.current_thread().name))
-        time.sleep(2.6)
+        time.sleep(training_s)
         return sgd(self, *args, **how)
 
     patch.setattr(Client, "sgd", slow)
@@ -249,23 +250,29 @@ def times_of_queued_tasks(job, folder, ledgers: str, patch, kind: type[worker.Wo
                 thread.start()
             while len(server.ready) < len(hosts):
                 server.poll(0.02)
-            for client, task in tasks.items():
-                server.send_task(client, protocol.rounds + 1, "masked_update", task)
-            refused = time.monotonic()
-            while time.monotonic() < refused + 1.2:
-                server.poll(0.02)
-            for client, task in tasks.items():
-                server.send_task(client, 1, "masked_update", task)
-            seconds = {}
-            while len(seconds) < len(hosts):
-                for event in server.poll(0.02):
-                    if event.kind == "result" and event.status == "release":
-                        seconds[event.client] = time.monotonic() - refused
+            yield server, workers, threads, tasks, trained
         finally:
             for each in workers:
                 each.stop()
             for thread in threads:
                 thread.join()
+
+
+def times_of_queued_tasks(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, set[int]]:
+    """Seconds until each client's masked vector arrives if the server asks for what is refused just before, and who trained."""
+    with served(job, folder, ledgers, patch, kind, 2.6) as (server, workers, _, tasks, trained):
+        for client, task in tasks.items():
+            server.send_task(client, job.protocol.rounds + 1, "masked_update", task)
+        refused = time.monotonic()
+        while time.monotonic() < refused + 1.2:
+            server.poll(0.02)
+        for client, task in tasks.items():
+            server.send_task(client, 1, "masked_update", task)
+        seconds = {}
+        while len(seconds) < len(workers):
+            for event in server.poll(0.02):
+                if event.kind == "result" and event.status == "release":
+                    seconds[event.client] = time.monotonic() - refused
     return seconds, trained
 
 
@@ -289,6 +296,27 @@ def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence,
     evidence.control(
         "counted from the arrival of its task, an answer is late exactly if the client trained: all coins are read"
     )
+
+
+@pytest.mark.scenario(39)
+def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_path, monkeypatch):
+    """A server may tell the launcher to stop a client and to start it again: the time of its return would tell who trained."""
+    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 4.0})
+    with served(job, tmp_path, "ledgers", monkeypatch, worker.Worker, 2.0) as (server, workers, threads, tasks, trained):
+        for client, task in tasks.items():
+            server.send_task(client, 1, "masked_update", task)
+        sent, left = time.monotonic(), {}
+        while time.monotonic() < sent + 1.0:  # the tasks have arrived, and training has begun
+            server.poll(0.02)
+        for each in workers:
+            each.stop()
+        while len(left) < len(threads):
+            server.poll(0.02)
+            left |= {
+                client: time.monotonic() - sent for client in tasks if client not in left and not threads[client].is_alive()
+            }
+    assert 0 < len(trained) < len(left)
+    assert all(3.9 < found < 7.0 for found in left.values()), (trained, left)
 
 
 CANARY = 0  # the client with canaries; 1 is honest, 2 colludes, 3 drops out
