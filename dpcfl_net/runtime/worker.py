@@ -170,6 +170,12 @@ class Worker:
             "client %d, round %d: %s ends: %s %s", self.spec.client, event.round, event.task, answer.status, answer.reason
         )
         event.tensors.clear()  # the event lives until the next one; a model need not wait with it
+        # Stages of secure sums leave the personal model as it was in the round before.
+        evaluates = outbox is not None and self.host.algorithm.capabilities.personal and event.task not in STAGES
+        has_deadline = answer_interval_s(self.job.protocol, event.task) is not None
+        # Before the deadline: a client that waited for a core after it would answer the next stage of the sum late, and so tell
+        # whether the client that has the core computes.
+        figures = self._evaluated(event.round) if evaluates and has_deadline else None
         self._wait_for_the_deadline(event)
         self._at_work = False
         self._answers.append((event.id, answer))
@@ -179,13 +185,12 @@ class Worker:
             if self._span is not None:
                 arrived, started, ended = since_epoch(event.arrived, *self._span)
                 # The network sees the size of the report: with a deadline it must not tell whether the client before had computed.
-                has_deadline = answer_interval_s(self.job.protocol, event.task) is not None
                 if has_deadline or started - arrived > LEAST_WAIT_S:
                     spans.append(("wait", event.round, arrived, started))
                 spans.append(("train", event.round, started, ended))
             self._report(spans)
-            if event.task not in STAGES:  # they leave the personal model as it was in the round before
-                self._report_personal(outbox, event.round, self._kept_turn)
+            if evaluates:
+                outbox.personal(event.round, *(figures or self._evaluated(event.round, self._kept_turn)))
 
     def _report(self, spans: Sequence[Period] = (), now: bool = False, wait: bool = False) -> None:
         """Report periods of work to the observer, with the results that have arrived meanwhile; those of short tasks share a message.
@@ -248,21 +253,21 @@ class Worker:
             )
         return self._outbox
 
-    def _report_personal(
-        self, outbox: ObserverOutbox, t: int, turn: contextlib.AbstractContextManager[Any] | None = None
-    ) -> None:
-        """Report the accuracy of the personal model on the client's evaluated records; the observer does not get the model.
+    def _evaluated(
+        self, t: int, turn: contextlib.AbstractContextManager[Any] | None = None
+    ) -> tuple[float | None, float | None]:
+        """Evaluate the personal model on the client's evaluated records; the observer gets the figures, not the model.
 
-        A client without one evaluates the initial model and reports nothing: its next answer in a secure sum must not come earlier
+        A client without one evaluates the initial model and has no figures: its next answer in a secure sum must not come earlier
         than that of a client that a secret coin has drawn.
 
         Args:
-            outbox: Connection to the observer.
             t: Round.
             turn: The kept turn to compute, which ends with the evaluation; None: wait for one.
+
+        Returns:
+            Accuracy, and loss if it is finite; they are kept for the next start.
         """
-        if not self.host.algorithm.capabilities.personal:
-            return
         model = self.host.personal_model()
         records = evaluated_records(self.job, self.spec.client, self.spec.data_root)
         with self._turn() if turn is None else turn:
@@ -270,16 +275,21 @@ class Worker:
             initial = engine.initial_model
             accuracy, loss = engine.evaluator.accuracy_and_loss(initial if model is None else model, records)
         shown = (None, None) if model is None else (float(accuracy), float(loss) if math.isfinite(loss) else None)
-        outbox.personal(t, *shown)
         self._figures.add(t, *shown)
+        return shown
 
     def _report_personal_again(self) -> None:
-        """Report the personal model and its kept figures at the start: a crash may have lost the reports of the process before."""
+        """Report the personal model and its kept figures at the start: a crash may have lost the reports of the process before.
+
+        With a deadline the figures of a round were kept before its answer left, and no client waits for a core here: see `_answer`.
+        """
         t = self.host.gate.answered_round() if self.host.algorithm.capabilities.personal else 0
         if t and (outbox := self._link()) is not None:
-            for figure in self._figures.before(t):
+            has_deadline = self.job.protocol.local.deadline_s is not None
+            for figure in self._figures.before(t + 1 if has_deadline else t):
                 outbox.personal(*figure)
-            self._report_personal(outbox, t)
+            if not has_deadline:
+                outbox.personal(t, *self._evaluated(t))
 
     @functools.cached_property
     def _figures(self) -> KeptFigures:

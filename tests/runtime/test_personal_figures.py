@@ -29,6 +29,7 @@ from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.runtime.worker import Worker
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.training.models import initial, skeleton
+from dpcfl_net.transport.client_events import ClientEvent
 from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.observer_notes import Models, Personal, Span
@@ -305,8 +306,7 @@ def test_a_client_evaluates_as_many_records_whether_its_coin_has_drawn_it_or_not
         worker = SimpleNamespace(
             host=host, job=job, spec=SimpleNamespace(client=client, data_root=None), _turn=nullcontext, _figures=KeptFigures(host.folder),
         )  # fmt: skip
-        outbox = SimpleNamespace(personal=lambda t, *found, client=client: figures.update({client: found}))
-        Worker._report_personal(worker, outbox, 1)
+        figures[client] = Worker._evaluated(worker, 1)
     drawn = [client for client, host in hosts.items() if host.personal_model() is not None]
     assert 0 < len(drawn) < len(hosts)
     assert [client for client in hosts if figures[client] != (None, None)] == drawn
@@ -325,10 +325,37 @@ def test_a_client_that_starts_again_reports_the_figures_of_models_that_it_has_tr
             gate=SimpleNamespace(answered_round=lambda: 3),
         ),
         _figures=KeptFigures(tmp_path), _link=lambda: SimpleNamespace(personal=lambda *figure: told.append(figure)),
-        _report_personal=lambda outbox, t: told.append(t),
+        _evaluated=lambda t: (0.75, 1.0), job=SimpleNamespace(protocol=SimpleNamespace(local=SimpleNamespace(deadline_s=None))),
     )  # fmt: skip
     Worker._report_personal_again(worker)
-    assert told == [(1, 0.25, 1.5), (2, 0.5, None), 3]
+    assert told == [(1, 0.25, 1.5), (2, 0.5, None), (3, 0.75, 1.0)]
+
+
+def test_a_client_with_a_deadline_never_waits_for_a_core_after_it(job_of, keys, tmp_path):
+    """A server that chose when another client computes would learn from the next answer whether it does: its secret coin."""
+    job, seen = job_of(**COINS), []
+    host = make_host(job, 1, tmp_path, durable=False, key_folder=keys)
+    worker = Worker.__new__(Worker)
+    worker.job, worker.host, worker.spec = job, host, SimpleNamespace(client=1, data_root=None)
+    worker._kept_turn, worker._span, worker._answers, worker._wake = (
+        None,
+        None,
+        [],
+        SimpleNamespace(wake=lambda: seen.append("answer")),
+    )
+    worker._turn = lambda: (seen.append("turn"), nullcontext())[1]
+    worker._wait_for_the_deadline = lambda event: seen.append("deadline")
+    worker._report = lambda spans: None
+    outbox = SimpleNamespace(personal=lambda *figure: seen.append(figure))
+    worker._link = lambda: outbox
+    with closing(host):
+        for round, task in ((1, "masked_update"), (2, "secure_keys")):
+            worker._answer(ClientEvent("task", "0" * 32, round, task), outbox)
+        assert seen == ["turn", "deadline", "answer", (1, None, None), "deadline", "answer"]
+        seen.clear()
+        host.gate.answered_round = lambda: 2
+        worker._report_personal_again()
+    assert seen == [(1, None, None)]
 
 
 def test_kept_figures_are_bounded_and_a_damaged_file_is_named_and_replaced(tmp_path, caplog):

@@ -202,12 +202,15 @@ def test_answer_times_and_drop_outs_do_not_follow_the_secret_coin(tmp_path, evid
 def test_the_size_of_a_report_does_not_tell_whether_another_client_has_used_the_core(tmp_path):
     """Clients that share a core compute in turn: one whose secret coin is in makes the next one wait."""
 
+    able = SimpleNamespace(capabilities=SimpleNamespace(personal=False))
+    without_personal = SimpleNamespace(answer=lambda task: Answer("release"), algorithm=able)
+
     def reported(job, waited_s):
         told = []
         fake = SimpleNamespace(
-            job=job, spec=SimpleNamespace(client=0), host=SimpleNamespace(answer=lambda task: Answer("release")), _answers=[],
+            job=job, spec=SimpleNamespace(client=0), host=without_personal, _answers=[],
             _wake=SimpleNamespace(wake=lambda: None), _wait_for_the_deadline=lambda event: None, _span=(100 + waited_s, 101.0),
-            _report=lambda spans: told.append([what for what, *_ in spans]), _report_personal=lambda *_: None, _kept_turn=None,
+            _report=lambda spans: told.append([what for what, *_ in spans]), _kept_turn=None,
         )  # fmt: skip
         event = ClientEvent("task", "0" * 32, 1, "masked_update", {}, begun=99.9, arrived=100.0)
         worker.Worker._answer(fake, event, SimpleNamespace())
