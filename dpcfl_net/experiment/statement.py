@@ -176,12 +176,9 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
     by_client, not_covered = protocol.privacy.unit == "client", [*able.caveats, *NOT_COVERED]
     if protocol.tuning is not None:
         not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
-    if able.published_models - able.shared_models > 1 and protocol.oracle is None:
-        # Algorithms of this package that protect records name the clusters; one of a user's own may leave that to the observer.
+    if observer_assigns(algorithm):
         sent = "" if protocol.privacy.secure else " and from the labels or losses that clients send"
-        not_covered += (
-            [OBSERVED_CLUSTERS.format(sent)] if by_client else [OBSERVED_UNNAMED] if is_plugin(protocol.algorithm) else []
-        )
+        not_covered.append(OBSERVED_CLUSTERS.format(sent) if by_client else OBSERVED_UNNAMED)
     if able.personal and able.plain_sgd:
         not_covered.append(OBSERVED_PERSONAL)
     if by_client:
@@ -203,6 +200,19 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered += [said[sampling] for sampling in sampled for said in (SAMPLES_SHOW, ROUND_TIMES)]
         not_covered += [*([FILES_SHOW] if sampled else []), TRANSCRIPT_HOLDS]
     return not_covered
+
+
+def observer_assigns(algorithm: Algorithm) -> bool:
+    """Return True if the observer assigns clients by the loss on their training records where the server names no cluster.
+
+    Algorithms of this package that protect records name the clusters; one of a user's own may leave that to the observer.
+
+    Args:
+        algorithm: The job's algorithm.
+    """
+    protocol, able = algorithm.protocol, algorithm.capabilities
+    left_open = protocol.privacy.unit == "client" or is_plugin(protocol.algorithm)
+    return able.published_models - able.shared_models > 1 and protocol.oracle is None and left_open
 
 
 def client_sampling(charged: Sequence[NoisyPlan]) -> list[str]:

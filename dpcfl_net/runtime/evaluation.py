@@ -18,6 +18,7 @@ from dpcfl_net.data.partition import open_many, open_rows, open_set, plan_slices
 from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.data.slices import Slice, Split
 from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.statement import observer_assigns
 from dpcfl_net.transport.observer_notes import Models, Personal
 
 # The observer waits for figures of personal models until the server has finished so many later rounds, and some seconds more:
@@ -86,7 +87,7 @@ class TestSetEvaluator:
         """Evaluate each client's test records on the models of its cluster.
 
         Args:
-            note: Models and assignment of a round. If no client has a cluster, each gets the one with the least training loss.
+            note: Models and assignment of a round. A client without a cluster counts as one of the first; see `clusters_of`.
 
         Returns:
             The figures of all clients.
@@ -104,9 +105,13 @@ class TestSetEvaluator:
         return entry
 
     def clusters_of(self, note: Models) -> Assignment:
-        """Return the cluster of each client; if the server names none, the one with the least training loss."""
+        """Return the cluster of each client; if the server names none, the one with the least training loss, or still none.
+
+        No noise hides this loss, and a malicious server may name none: it is read only where the privacy statement says so.
+        """
         found = list(note.assignment)
-        return self._by_loss(note.models) if all(cluster is None for cluster in found) else found
+        unnamed = all(cluster is None for cluster in found)
+        return self._by_loss(note.models) if unnamed and observer_assigns(self._job.algorithm) else found
 
     def _on_central_records(
         self, models: np.ndarray, used: Mapping[tuple[int, ...], Sequence[int]], count: int

@@ -26,11 +26,13 @@ from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.privacy.slots import SelectionSlot
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime import evaluation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.transport.keys import make_keys
+from dpcfl_net.transport.observer_notes import Models
 
 ROUNDS = 4
 MATRIX = {
@@ -359,6 +361,22 @@ def test_clusters_of_dp_ifca_start_from_different_models(tmp_path):
 
     starts = job.algorithm.start(InProcessFederation(job.protocol, {})).models
     assert len({m.tobytes() for m in starts}) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "dp-ifca", "clusters": 2}, {"name": "r-dpcfl", "clusters": 2}, {"name": "oracle"}]
+)
+def test_the_observer_takes_no_cluster_from_training_records_that_noise_protects(options, tmp_path, monkeypatch):
+    """A malicious server that named none would find in the report what it may not know: on which of its models a loss is lower."""
+    job, parts, opened = job_for(tmp_path, options), [], evaluation.open_many
+    clients = len(job.protocol.roster)
+    monkeypatch.setattr(evaluation, "open_many", lambda *given: (parts.append(given[-1]), opened(*given))[1])
+    sent = np.random.default_rng(1).standard_normal((2, job.protocol.model.parameters)).astype(np.float32)
+    found, first = (evaluation.TestSetEvaluator(job, None).evaluate(Models(1, [m] * clients, sent)) for m in (None, 0))
+    assert found.assignment == [None] * clients
+    assert (found.accuracy, found.loss) == (first.accuracy, first.loss)
+    assert set(parts) == {"test"}
+    assert not any("clusters of clients in figures" in line for line in privacy_statement(job.protocol, None)["not_covered"])
 
 
 def test_rounds_with_choices_are_a_decimal_fraction_of_the_rounds(tmp_path):

@@ -25,7 +25,7 @@ from dpcfl_net.core.types import Task
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
+from dpcfl_net.experiment.statement import observer_assigns, privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.clipped_sums import ClippedSums
@@ -503,8 +503,10 @@ def test_the_statement_does_not_say_that_a_client_of_the_job_is_hidden(tmp_path,
 )
 def test_the_statement_names_clusters_that_the_observer_takes_from_training_records(tmp_path, algorithm, privacy, named):
     """If the server names no clusters, the observer assigns each client to the cluster with the least training loss."""
-    lines = privacy_statement(job_for(tmp_path, algorithm, privacy).protocol, None)["not_covered"]
+    job = job_for(tmp_path, algorithm, privacy)
+    lines = privacy_statement(job.protocol, None)["not_covered"]
     assert any(line.startswith("clusters of clients in figures and files of the observer") for line in lines) == named
+    assert observer_assigns(job.algorithm) == named
 
 
 @pytest.mark.parametrize("trust", ["trusted-server", "secure-aggregation"])
