@@ -32,7 +32,8 @@ WITHOUT_SURVIVORS = (
     "with fewer than the threshold it is aborted, and the model stays"
 )
 IN_TIME = (
-    "who was in the sample, if training takes longer than local.deadline_s: the answer then leaves at a later multiple of it"
+    "who was in the sample, if a task with its wait for a core takes longer than local.deadline_s: the answer then leaves at a later "
+    "multiple of it"
 )
 VISIBLE = "which clients take part in which round: the schedule is public, and epsilon counts every participation in full"
 
