@@ -89,6 +89,9 @@ ATTACKED = (
     "results of attacks in the run folder and on its report page, which are outside the protocol: they are scored by the clients' records and "
     "true clusters, without noise, and those of `dpcfl attack invert` show records"
 )
+EXPORTED = (
+    "personal models of clients in the folder models of the run (output.personal_models): clients trained them without noise"
+)
 SELECTIONS = "cluster selections"
 SEARCH = "hyper-parameter search"
 NOT_COVERED = [

@@ -21,7 +21,7 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
-from dpcfl_net.experiment.statement import ATTACKED, FAIRNESS, NOT_DURABLE, TESTED, VALIDATED, privacy_statement
+from dpcfl_net.experiment.statement import ATTACKED, EXPORTED, FAIRNESS, NOT_DURABLE, TESTED, VALIDATED, privacy_statement
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.ledger.book_claims import Budget
 from dpcfl_net.privacy.ledger.chain import read_ledger
@@ -174,6 +174,8 @@ def _privacy(
         privacy["not_covered"].append(FAIRNESS)
     if has_attacks(folder):
         privacy["not_covered"].append(ATTACKED)
+    if _exports_raw_models(folder, job):
+        privacy["not_covered"].append(EXPORTED)
     if not durable:
         privacy["not_covered"].append(NOT_DURABLE)
     # Unknown while the run goes on; a launcher that is killed leaves this.
@@ -181,6 +183,15 @@ def _privacy(
     if job.protocol.ledger_scope == "dataset" and not running:
         privacy["covered"].append(promised_over_runs(folder, job))
     return privacy
+
+
+def _exports_raw_models(folder: Path, job: Job) -> bool:
+    """Return True if personal models are written to the run folder that plain SGD has trained; those of DP-SGD follow from charged steps."""
+    able = job.algorithm.capabilities
+    if not (able.personal and able.plain_sgd and RunFolder(folder).config.exists()):
+        return False
+    exports: bool = run_settings(folder)["output"]["personal_models"]
+    return exports
 
 
 def _epsilon_spent(folder: Path, job: Job) -> float | None:

@@ -153,6 +153,29 @@ def test_personal_models_are_exported_on_request(tmp_path):
     assert sorted(path.name for path in (run.path / "models").iterdir()) == [names[2]]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "asked", "named"), [("dp-fedper", True, True), ("dp-fedper", False, False), ("mr-mtl", True, False)]
+)
+def test_the_statement_names_personal_models_without_noise_that_a_run_exports(algorithm, asked, named, tmp_path):
+    """Heads of DP-FedPer lie in the run folder then; the models of MR-MTL are functions of steps that epsilon counts."""
+    by_client = {"unit": "client", "trust": "trusted-server", "epsilon": 8.0, "delta": 1e-2} if algorithm == "dp-fedper" else {}
+    settings = {
+        **TINY, "model": {"name": "digits-cnn"}, "algorithm": {"name": algorithm}, "output": {"personal_models": asked},
+        "privacy": by_client or TINY["privacy"],
+    }  # fmt: skip
+    if by_client:
+        settings["algorithm"] |= {"sampling_rate": 1.0}
+    run = dpcfl.run(settings, tmp_path, "in-process", progress=False)
+    assert (
+        any(
+            line.startswith("personal models of clients in the folder models")
+            for line in run.document["privacy"]["not_covered"]
+        )
+        == named
+    )
+    assert bool([*(run.path / "models").glob("client_*_personal.safetensors")]) == asked
+
+
 def test_a_run_of_an_earlier_version_exports_no_personal_models(in_process, tmp_path):
     document = yaml.safe_load((in_process.path / "config.yaml").read_text())
     del document["output"]["personal_models"]
