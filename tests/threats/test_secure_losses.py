@@ -301,11 +301,9 @@ def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence,
     )
 
 
-@pytest.mark.scenario(39)
-def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_path, monkeypatch):
-    """A server may tell the launcher to stop a client and to start it again: the time of its return would tell who trained."""
-    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 4.0})
-    with served(job, tmp_path, "ledgers", monkeypatch, worker.Worker, 2.0) as (server, workers, threads, tasks, trained):
+def seconds_until_stopped_clients_leave(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, set[int]]:
+    """Seconds from the task until each client has left that is told to stop a second later, and who trained."""
+    with served(job, folder, ledgers, patch, kind, 2.0) as (server, workers, threads, tasks, trained):
         for client, task in tasks.items():
             server.send_task(client, 1, "masked_update", task)
         sent, left = time.monotonic(), {}
@@ -315,11 +313,31 @@ def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_
             each.stop()
         while len(left) < len(threads):
             server.poll(0.02)
-            left |= {
-                client: time.monotonic() - sent for client in tasks if client not in left and not threads[client].is_alive()
-            }
+            gone = {client for client in tasks if not threads[client].is_alive()} - left.keys()
+            left |= dict.fromkeys(gone, time.monotonic() - sent)
+    return left, trained
+
+
+@pytest.mark.scenario(39)
+def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_path, evidence, monkeypatch):
+    """A server may tell the launcher to stop a client and to start it again: the time of its return would tell who trained."""
+
+    class Hasty(worker.Worker):
+        def _wait_for_the_deadline(self, event) -> None:
+            while not self._stop and time.monotonic() < event.arrived + self.job.protocol.local.deadline_s:
+                time.sleep(0.05)
+
+    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 4.0})
+    with monkeypatch.context() as patch:
+        left, trained = seconds_until_stopped_clients_leave(job, tmp_path, "ledgers", patch, worker.Worker)
     assert 0 < len(trained) < len(left)
     assert all(3.9 < found < 7.0 for found in left.values()), (trained, left)
+    evidence.got("all clients leave at their deadline, in (trained) or out, and come back after it")
+    with monkeypatch.context() as patch:
+        again, same = seconds_until_stopped_clients_leave(job, tmp_path, "again", patch, Hasty)
+    assert same == trained
+    assert {client for client, found in again.items() if found > 1.9} == trained, again
+    evidence.control("without the wait, clients that do not train leave at once: all coins are read from who comes back first")
 
 
 CANARY = 0  # the client with canaries; 1 is honest, 2 colludes, 3 drops out
