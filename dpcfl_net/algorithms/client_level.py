@@ -170,8 +170,9 @@ class ClientLevel(Algorithm):
         return tuple(sorted(order[place * self._participants : (place + 1) * self._participants].tolist()))
 
     def secure_code(self, participants: int) -> SumCode | None:
-        honest = honest_shares(participants, self.setting.privacy)
-        if not self.secure or participants != self._participants or honest < 1:
+        if not self.secure or participants != self._participants:
+            return None
+        if (honest := honest_shares(participants, self.setting.privacy)) < 1:
             return None
         sums = self.new_sums()
         return SumCode(

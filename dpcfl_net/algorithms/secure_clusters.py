@@ -81,8 +81,7 @@ class SecureClusters(FromModel):
         return min(self.protocol.local.batch_size, client.records) / client.records
 
     def secure_code(self, participants: int) -> SumCode | None:
-        honest = honest_shares(participants, self.setting.privacy)
-        if not self.secure or honest < 1:
+        if not self.secure or (honest := honest_shares(participants, self.setting.privacy)) < 1:
             return None
         local = self.protocol.local
         batch = min(local.batch_size, int(max(self.protocol.records.values())))

@@ -91,6 +91,17 @@ def test_a_public_schedule_takes_each_client_once_in_a_cycle(tmp_path):
         assert charged(tmp_path, client) == [(t, kind) for t in taken for kind in STAGES]
 
 
+@pytest.mark.parametrize(
+    "algorithm", [COINS, BLOCKS, {"name": "dp-ifca", "clusters": 2}], ids=lambda algorithm: algorithm["name"]
+)
+def test_without_secure_aggregation_no_sum_has_a_code(tmp_path, algorithm):
+    """It was an AssertionError."""
+    central = {"epsilon": 10, "delta": 0.1, "unit": "client", "trust": "trusted-server"}
+    privacy = {"epsilon": 10, "delta": 1e-3} if algorithm["name"] == "dp-ifca" else central
+    job = make(tmp_path, algorithm, privacy, local=runs.DP_SGD)
+    assert [job.algorithm.secure_code(n) for n in (4, 8)] == [None, None]
+
+
 def test_clusters_of_rr_cluster_are_added_in_blocks_with_counts(tmp_path):
     options = {"name": "rr-cluster", "guarantee": "expected", "sampling_rate": 0.5, "clusters": 2, "min_cluster_size": 2}
     job = make(tmp_path, options)
