@@ -27,10 +27,8 @@ from dpcfl_net.privacy.slots import GaussianSlot, Slot, given
 POINTS = 300  # synthetic server-side points
 MOST_SIDES = 1_024  # of a record: second moments have d (d + 1) / 2 numbers
 STEPS = ("moments", "weights", "centres", "lloyd")
-WITHOUT_CLIENTS = (
-    "sums are over the clients that answered; a client without an answer in the last round of k-means is in the largest cluster; the "
-    "mean of a cluster is over its clients that answered; a cluster without an answer keeps its model"
-)
+WITHOUT_CLIENTS = "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model"
+WITHOUT_SUMS = "sums are over the clients that answered; a client without an answer in the last round of k-means is in the largest cluster; "
 CENTRES = TensorSpec("f4", ("centres", "record"))
 COUNTED, TALLIED = 1.0, math.sqrt(2)  # norm of what a record adds: x x^T or a 1, or the record and a 1
 
@@ -69,7 +67,8 @@ class FedDPKMeans(FromModel):
     - The paper's server receives one noisy sum (secure aggregation or a trusted server). Here each client adds all the noise.
     - The paper clips records; here they are scaled to norm 1. All sums have Gaussian noise; counts do not have Laplace noise.
     - The paper clusters records. That a client's cluster follows from the noisy counts of its records (k-means of the shares of
-      the centres, step 4) and that models are trained in it is added here.
+      the centres, step 4) and that models are trained in it is added here. With one cluster there is nothing to find: no sum is
+      released or paid for, and training begins in round 1.
     """
 
     name = "feddp-kmeans"
@@ -83,15 +82,18 @@ class FedDPKMeans(FromModel):
         )
 
     def __init__(self, protocol: Protocol) -> None:
-        if (sides := record_size(protocol.model)) > MOST_SIDES:
-            raise ConfigError(f"algorithm.name is feddp-kmeans, and a record has {sides} values: must be at most {MOST_SIDES}")
         super().__init__(protocol)
+        if k_means_rounds(self.options) and (sides := record_size(protocol.model)) > MOST_SIDES:
+            raise ConfigError(f"algorithm.name is feddp-kmeans, and a record has {sides} values: must be at most {MOST_SIDES}")
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        k, trained = options.centres, max(0, setting.rounds - len(STEPS))
+        k, found = options.centres, k_means_rounds(options)
+        able, trained = super().capabilities_for(options, setting), max(0, setting.rounds - found)
+        if not found:
+            return replace(able, without_clients=WITHOUT_CLIENTS, summed_rounds=trained)
         return replace(
-            super().capabilities_for(options, setting), published_models=options.clusters, without_clients=WITHOUT_CLIENTS,
+            able, published_models=options.clusters, without_clients=WITHOUT_SUMS + WITHOUT_CLIENTS,
             expected_releases=float(setting.clients * trained), summed_rounds=trained,
             covers=("model updates", "second moments, sums and counts of records"),
             sides={
@@ -104,6 +106,8 @@ class FedDPKMeans(FromModel):
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems = too_many_clusters(options.clusters, setting.clients)
+        if not k_means_rounds(options):
+            return problems + options.unused("centres", "clusters 1") + options.unused("noise_ratio", "clusters 1")
         if setting.rounds <= len(STEPS):
             problems.append(
                 f"rounds is {setting.rounds}: must be at least {len(STEPS) + 1}, the first {len(STEPS)} are of k-means"
@@ -111,24 +115,24 @@ class FedDPKMeans(FromModel):
         return problems
 
     def plan(self, client: ClientEntry) -> list[Slot]:
+        found = k_means_rounds(self.options)
         sums: list[Slot] = [
-            GaussianSlot(name, self.options.noise_ratio) for t, name in enumerate(STEPS, 1) if client.is_there(t)
+            GaussianSlot(name, self.options.noise_ratio) for t, name in enumerate(STEPS[:found], 1) if client.is_there(t)
         ]
-        return [*sums, *self.training(client, client.rounds_there(len(STEPS) + 1, self.protocol.rounds))]
+        return [*sums, *self.training(client, client.rounds_there(found + 1, self.protocol.rounds))]
 
     def start(self, fed: Federation) -> State:
         return State(fed.initial_model()[None], [0] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        if t == 1:
-            return self.first_axes(state, fed)
-        if t == 2:
-            return self.projected_centres(state, fed)
-        if t <= len(STEPS):
-            return self.full_centres(state, t, fed)
+        found = k_means_rounds(self.options)
+        if t <= found:
+            if t == 1:
+                return self.first_axes(state, fed)
+            return self.projected_centres(state, fed) if t == 2 else self.full_centres(state, t, fed)
         means = ModelMeans(state.models)
         self.stream_each(fed, means, state.assignment)
-        return replace(state, models=means.moved(), diagnostics={"phase": "frozen"})
+        return replace(state, models=means.moved(), diagnostics={"phase": "frozen" if found else "single"})
 
     # ---- server half
 
@@ -236,6 +240,11 @@ class FedDPKMeans(FromModel):
         """Release noisy sum and number of the records of each centre, nearest in the whole space."""
         found = me.noisy_sum("lloyd", lambda x: tally(unit(x), nearest(unit(x), centres), centres), TALLIED)
         return Release(tally=found)
+
+
+def k_means_rounds(options: Any) -> int:
+    """Return the number of rounds of k-means, which come first; none if there is one cluster."""
+    return 0 if options.clusters == 1 else len(STEPS)
 
 
 def record_size(model: ModelTemplate) -> int:

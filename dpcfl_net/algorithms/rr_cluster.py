@@ -49,8 +49,8 @@ class RRCluster(PublicLabels):
     Guarantee `labels-first`: noisy labels are released first, and rebalancing them is post-processing; for replace-one adjacency
     and samples of fixed size. Guarantee `expected`: no label is released; each update is added to the block of its cluster,
     together with a count, and rebalancing in expectation is post-processing of the noisy sums; for zero-out adjacency and Poisson
-    samples. Guarantee `paper`: as published. B = 0 is the base method without rebalancing. With `labels_every`, or with base `oracle`,
-    labels are public (`PublicLabels`).
+    samples. Guarantee `paper`: as published. B = 0 is the base method without rebalancing. With `labels_every`, base `oracle` or one
+    cluster, labels are public (`PublicLabels`); with one cluster no label is released, and none is paid for.
 
     Source: Yang, Hu, Kim, Li, Algorithms 1 and 2.
     """
@@ -79,7 +79,7 @@ class RRCluster(PublicLabels):
                 "clusters": lambda model: options.clusters,
                 "placed": lambda model: 1 + base.shared,
                 "update": lambda model: model.parameters * (1 + base.shared),
-                "masked": lambda model: models * (model.parameters + 1),
+                "masked": lambda model: models * (model.parameters + _counted(options)),
             },
             protects=able.protects if options.guarantee == "expected" else able.protects[:1],
             claim_of_paper=claim if paper else None,
@@ -121,12 +121,12 @@ class RRCluster(PublicLabels):
     def start(self, fed: Federation) -> State:
         """Initialise every model with different values: equal models would stay equal."""
         models = np.stack([fed.initial_model(k) for k in range(self.capabilities.max_models)])
-        return State(models, [None] * len(fed.clients))
+        return State(models, [0 if self.options.clusters == 1 else None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         if self.secure:
             return self.secure_round(state, fed)
-        if self.options.labels_are_public and (self.options.base == "oracle" or t >= self.first_labels):
+        if self.options.known_clusters or (self.options.labels_every and t >= self.first_labels):
             return self.public_round(state, t, fed)
         steps = {"labels-first": self.labels_then_sums, "expected": self.blocks, "paper": self.as_published}
         released = fed.release(steps[self.options.guarantee], models=state.models)
@@ -147,8 +147,9 @@ class RRCluster(PublicLabels):
             return replace(state, diagnostics={"phase": "clusters", **shown})
         empty = self.new_sums()
         sums, counts = empty.split(result.total.reshape(empty.total.shape))
-        assert counts is not None
-        released = {"sums": sums, "counts": counts[self.base.shared :].astype(np.float32)}
+        released = {"sums": sums}
+        if counts is not None:
+            released["counts"] = counts[self.base.shared :].astype(np.float32)
         moved = self.moved(state, released, self.coin * len(result.survivors))
         return replace(moved, diagnostics=moved.diagnostics | shown)
 
@@ -169,12 +170,14 @@ class RRCluster(PublicLabels):
 
         Args:
             released: Tensors that the central step published.
-            clients: Expected number of clients in the sums, by which those of shared models are divided.
+            clients: Expected number of clients in the sums, by which those of shared models and of an only cluster are divided.
 
         Returns:
             Mean updates, (M, p) float64, and the cluster sizes by which the sums were divided.
         """
         shared, sums = self.base.shared, released["sums"].astype(np.float64)
+        if self.options.clusters == 1:
+            return sums / clients, [float(clients)]
         steps = np.zeros_like(sums)
         steps[:shared] = sums[:shared] / clients
         if self.options.guarantee == "expected":
@@ -268,7 +271,7 @@ class RRCluster(PublicLabels):
         return Release(sums=sums, counts=counts[self.base.shared :].astype(np.float32))
 
     def new_sums(self) -> ClippedSums:
-        return self.empty_sums(counted=True)
+        return self.empty_sums(counted=_counted(self.options))
 
     def empty_sums(self, *, counted: bool) -> ClippedSums:
         """Return empty sums of a block for each model.
@@ -302,18 +305,24 @@ class RRCluster(PublicLabels):
         """
 
         def contribute() -> np.ndarray:
-            label = self.base.assign(me, models)
+            counted = _counted(self.options)
+            label = self.base.assign(me, models) if counted else 0
             update = self.base.train(me, models, label)
-            return self.vector(self.contribution(update, label), self.base.shared + label)
+            return self.vector(self.contribution(update, label), self.base.shared + label if counted else None)
 
         return Release(masked=me.masked_update("masked", contribute))
+
+
+def _counted(options: Any) -> bool:
+    """Return True if a secure sum counts the clients of each cluster; the sum of an only one is divided by a public number."""
+    return bool(options.clusters > 1)
 
 
 def _sent_models(options: Any, setting: Setting, models: int) -> float:
     """Average the models in a task: all of them until labels are public, then those that the client trains."""
     if not options.labels_are_public:
         return float(models)
-    first = 0 if options.base == "oracle" else first_labels(options) - 1
+    first = 0 if options.known_clusters else first_labels(options) - 1
     separate = min(first, setting.rounds) / setting.rounds
     return separate * models + (1 - separate) * (1 + BASES[options.base].shared)
 
@@ -321,7 +330,7 @@ def _sent_models(options: Any, setting: Setting, models: int) -> float:
 def _published(options: RROptions) -> tuple[str, ...]:
     """Name the publications of the trusted server."""
     counts = ("noisy counts of the clients of each cluster",)
-    if options.base == "oracle":
+    if options.known_clusters:
         return Capabilities.published
     if options.labels_every:
         how = "the exponential mechanism" if options.labels == "exponential" else "randomised response"
@@ -334,7 +343,7 @@ def _published(options: RROptions) -> tuple[str, ...]:
 
 def _sent_raw(options: RROptions) -> tuple[str, ...]:
     """Name what the trusted server receives without noise."""
-    if options.base == "oracle":
+    if options.known_clusters:
         return Capabilities.sent_raw
     labelled = ("the raw update and cluster label of every sampled client",)
     if not options.labels_every:
@@ -346,7 +355,7 @@ def _sent_raw(options: RROptions) -> tuple[str, ...]:
 
 def _without_clients(options: Any, able: Capabilities, setting: Setting) -> str:
     """Describe how a round treats missing clients."""
-    if setting.privacy.secure:
+    if setting.privacy.secure or options.clusters == 1:
         return able.without_clients
     if options.labels_are_public:
         return PUBLIC

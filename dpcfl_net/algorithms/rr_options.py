@@ -63,15 +63,22 @@ class RROptions(Sampled):
     )
 
     @property
+    def known_clusters(self) -> str:
+        """The setting with which the cluster of every client is public from the start; empty if clients name it."""
+        if self.base == "oracle":
+            return "base oracle"
+        return "clusters 1" if self.clusters == 1 else ""
+
+    @property
     def labels_are_public(self) -> bool:
         """True if the rounds use public labels."""
-        return bool(self.labels_every) or self.base == "oracle"
+        return bool(self.labels_every or self.known_clusters)
 
     @property
     def without_noisy_labels(self) -> str:
         """The setting with which no labels are released by Gaussian noise; empty if they are."""
-        if self.base == "oracle":
-            return "base oracle"
+        if self.known_clusters:
+            return self.known_clusters
         if self.guarantee == "expected":
             return "guarantee expected"
         return "" if self.labels == "gaussian" else f"labels {self.labels}"
@@ -89,11 +96,12 @@ def option_problems(options: RROptions, setting: Setting) -> list[str]:
     """
     problems = _label_problems(options, setting) + too_many_clusters(options.clusters, setting.clients)
     per_round, needed = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
-    if needed > per_round + 1e-9:
-        clusters = "1 cluster" if options.clusters == 1 else f"{options.clusters} clusters"
+    if options.known_clusters == "clusters 1":
+        problems += options.unused("min_cluster_size", "clusters 1")
+    elif needed > per_round + 1e-9:
         problems.append(
-            f"algorithm.min_cluster_size is {options.min_cluster_size}: {clusters} of that size need {needed} clients a round, "
-            f"but sampling_rate {options.sampling_rate:g} of {setting.clients} clients draws {per_round:g}"
+            f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of that size need {needed} clients "
+            f"a round, but sampling_rate {options.sampling_rate:g} of {setting.clients} clients draws {per_round:g}"
         )
     sampling = sampling_of(options.sampling, setting.privacy.adjacency)
     if options.guarantee == "expected" and sampling == "fixed":
@@ -132,8 +140,8 @@ def _label_problems(options: RROptions, setting: Setting) -> list[str]:
         problems.append(f"algorithm.labels is {mechanism!r}: needs labels_every of 1 or more")
     if mechanism == "randomised-response" and not every:
         problems += _sample_problems(options, setting)
-    if mechanism == "randomised-response" and options.clusters < 2:
-        problems.append(f"algorithm.clusters is {options.clusters}: must be 2 or more with labels randomised-response")
+    if mechanism != "gaussian" and options.clusters < 2:
+        problems.append(f"algorithm.clusters is {options.clusters}: must be 2 or more with labels {mechanism}")
     if every and options.guarantee == "paper":
         problems.append("algorithm.guarantee is 'paper': must be labels-first or expected with labels_every")
     if every and options.guarantee == "expected" and every >= setting.rounds:
@@ -141,6 +149,8 @@ def _label_problems(options: RROptions, setting: Setting) -> list[str]:
             f"algorithm.labels_every is {every}: must be below rounds {setting.rounds} with guarantee expected, whose first labels "
             "come after so many rounds"
         )
+    if options.known_clusters and options.guarantee == "paper":
+        problems.append(f"algorithm.guarantee is 'paper': must be labels-first or expected with {options.known_clusters}")
     if options.base == "oracle":
         problems += _oracle_problems(options, setting)
     return problems
@@ -171,8 +181,6 @@ def _oracle_problems(options: RROptions, setting: Setting) -> list[str]:
         problems.append(
             f"algorithm.labels_every is {options.labels_every}: must be 0 with base oracle, whose labels are public"
         )
-    if options.guarantee == "paper":
-        problems.append("algorithm.guarantee is 'paper': must be labels-first or expected with base oracle")
     if options.min_cluster_size:
         problems.append(
             f"algorithm.min_cluster_size is {options.min_cluster_size}: must be 0 with base oracle, which moves no client"

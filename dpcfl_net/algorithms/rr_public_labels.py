@@ -1,4 +1,4 @@
-"""Rounds of RR-Cluster with public labels: private labels of all clients, released seldom, or the true clusters (oracle)."""
+"""Rounds of RR-Cluster with public labels: private labels of all clients, the true clusters (oracle), or one cluster."""
 
 from __future__ import annotations
 
@@ -93,6 +93,8 @@ class PublicLabels(ClientLevel):
             assert self.protocol.oracle is not None
             state = replace(state, assignment=[*self.protocol.oracle])
             labels = np.array(self.protocol.oracle, np.int64)
+        elif self.options.clusters == 1:
+            labels = np.zeros(len(self.clients), np.int64)
         else:
             if (t - self.first_labels) % self.options.labels_every == 0:
                 named = fed.release(self.all_labels, models=state.models)
