@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,13 @@ class ModelMeans:
             row: Row of the model.
             client: Client id.
             update: (p,) float32; it must not change until the means are read.
+
+        Raises:
+            ValueError: If there is no such row, or the update is no array of p numbers.
         """
+        if not 0 <= row < len(self._sums):
+            raise ValueError(f"row is {row!r}: must be 0 to {len(self._sums) - 1}, a row of the models")
+        _require_update(client, update, self.models.shape[1:])
         self._held.append((row, client, update))
         if len(self._held) == HELD or update.size <= LARGE:
             self._add_held()
@@ -204,10 +211,15 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
         The mean, (p,) float32.
 
     Raises:
-        ValueError: Without updates.
+        ValueError: Without updates, or if one is no array, or they differ in shape.
     """
+    if not isinstance(updates, Mapping):
+        raise ValueError(f"updates are of type {type(updates).__name__}: must map each client to its update")
     if not updates:
         raise ValueError("no update to average")
+    shape = (np.size(updates[min(updates)]),)
+    for client, update in updates.items():
+        _require_update(client, update, shape)
     ordered = [updates[client] for client in sorted(updates)]
     found = buffers.array(ordered[0].shape, np.float32)
     sums = np.empty(min(BLOCK, found.size))
@@ -219,6 +231,16 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
             total += update[at : at + BLOCK]
         np.divide(total, len(ordered), out=block, casting="same_kind")
     return found
+
+
+def _require_update(client: int, update: Any, shape: tuple[int, ...]) -> None:
+    """ValueError for an update that is no vector of real numbers of this shape: NumPy would repeat a single number."""
+    if not isinstance(update, np.ndarray):
+        raise ValueError(f"the update of client {client} is of type {type(update).__name__}: must be an array of shape {shape}")
+    if update.shape != shape or update.dtype.kind not in "fiu":
+        raise ValueError(
+            f"the update of client {client} has shape {update.shape} and type {update.dtype}: must be {shape} real numbers"
+        )
 
 
 def chosen_row(release: Mapping[str, np.ndarray], count: int) -> int | None:

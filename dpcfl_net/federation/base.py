@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
 from dpcfl_net.federation.asynchronous import Outcome, Participation, RawRelease
-from dpcfl_net.federation.call_arguments import arguments_problem, step_of, sums_problem
+from dpcfl_net.federation.call_arguments import arguments_problem, step_of, sums_problem, work_problem
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts, answers_needed
@@ -366,9 +367,11 @@ class Federation(ABC):
             work: The task.
 
         Raises:
-            RunFailed: If the clients connect to aggregators, which pass on calls alone.
+            RunFailed: If the clients connect to aggregators, which pass on calls alone, or if `work` is no task of one of them.
         """
-        raise RunFailed(NO_OPEN_TASKS)
+        if problem := work_problem(work, self.clients):
+            raise RunFailed(f"round {self.round}: {problem}")
+        self._submit(work)
 
     def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
         """Wait until the next open task ends, in order of arrival.
@@ -417,6 +420,10 @@ class Federation(ABC):
             )
         return found
 
+    def _submit(self, work: Participation) -> None:
+        """Give a client a task as `submit`."""
+        raise RunFailed(NO_OPEN_TASKS)
+
     def _next_outcome(self, among: Collection[int] | None) -> Outcome:
         """Wait for the end of an open task; errors as `submit`."""
         raise RunFailed(NO_OPEN_TASKS)
@@ -426,6 +433,9 @@ class Federation(ABC):
 
         Args:
             purpose: Name of the purpose.
+
+        Raises:
+            RunFailed: If `purpose` is no text.
         """
         return np.random.Generator(np.random.Philox(self.seed(purpose)))
 
@@ -434,7 +444,12 @@ class Federation(ABC):
 
         Args:
             purpose: Name of the purpose.
+
+        Raises:
+            RunFailed: If `purpose` is no text.
         """
+        if not isinstance(purpose, str):
+            raise RunFailed(f"round {self.round}: purpose is {shown(purpose)}: must be text, such as 'k-means'")
         return derive_seed(f"{self.protocol.server_seed}/{self.round}".encode(), purpose, 31)
 
     def initial_model(self, number: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Arguments of a call as an algorithm's server half gives them: the client step, the tensors of its tasks, and its quorum."""
+"""Arguments of calls as an algorithm's server half gives them: the client step, the tensors of its tasks, and its quorum."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.types import ClientStep
+from dpcfl_net.federation.asynchronous import Participation
 
 
 def step_of(method: Any) -> ClientStep:
@@ -60,6 +61,21 @@ def arguments_problem(common: Any, each: Any, quorum: Any, clients: Sequence[int
             if not isinstance(value, np.ndarray | np.generic):
                 return f"{name} has {key!r} of type {type(value).__name__}: must be a NumPy array"
     return ""
+
+
+def work_problem(work: Any, clients: Sequence[int]) -> str:
+    """Say why a client cannot be given a task.
+
+    Args:
+        work: The task.
+        clients: Client ids of the roster.
+
+    Returns:
+        A sentence; empty if it can.
+    """
+    if not isinstance(work, Participation):
+        return f"work is of type {type(work).__name__}: must be a Participation"
+    return "" if work.client in clients else f"work is for client {shown(work.client)}: must be one of 0 to {len(clients) - 1}"
 
 
 def sums_problem(step: ClientStep, rows: Mapping[int, int] | None, asked: Iterable[int]) -> str:

@@ -39,7 +39,7 @@ class InProcessFederation(Federation):
         self.hosts, self._check = hosts, check
         self._open: dict[int, Participation] = {}
 
-    def submit(self, work: Participation) -> None:
+    def _submit(self, work: Participation) -> None:
         """See `Federation`."""
         self._open.setdefault(work.client, work)
 

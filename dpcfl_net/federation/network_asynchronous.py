@@ -24,7 +24,7 @@ class AsynchronousNetworkFederation(NetworkFederation):
         self._open: dict[int, Participation] = {}
         self._call = CallState([])
 
-    def submit(self, work: Participation) -> None:
+    def _submit(self, work: Participation) -> None:
         """See `Federation`."""
         if work.client not in self._open:
             self._open[work.client] = work

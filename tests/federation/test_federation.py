@@ -16,6 +16,8 @@ from dpcfl_net.core.tensors import pack
 from dpcfl_net.core.types import Answer
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.federation import aggregation
+from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.call_limits import CallLimits
 from dpcfl_net.federation.capabilities import client_steps
@@ -314,6 +316,55 @@ def test_absent_clients_are_named(job, there, named):
         federation(*job, dict.fromkeys(there, shifted(0)), join_s=2),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda fed: fed.rng(3), "purpose is 3: must be text"),
+        (lambda fed: fed.seed(None), "purpose is None: must be text"),
+        (lambda fed: fed.submit(3), "work is of type int: must be a Participation"),
+        (lambda fed: fed.submit(Participation(9, 1, "train", {})), "work is for client 9: must be one of 0 to 3"),
+    ],
+)
+def test_wrong_arguments_of_the_server_half_are_named(job, use, words):
+    with pytest.raises(RunFailed, match=f"round 0: {words}"):
+        use(InProcessFederation(job[0].protocol, {}))
+
+
+VECTOR = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("updates", "words"),
+    [
+        ([VECTOR, VECTOR], "updates are of type list: must map each client to its update"),
+        (
+            {0: VECTOR, 1: VECTOR[:1]},
+            r"client 1 has shape \(1,\) and type float32: must be \(3,\) real numbers",
+        ),  # was repeated
+        ({0: VECTOR, 1: np.ones(5, np.float32)}, r"client 1 has shape \(5,\)"),
+        ({0: VECTOR.astype(complex)}, "client 0 has shape .* and type complex128"),
+        ({0: [1.0, 2.0]}, "client 0 is of type list: must be an array of shape"),
+    ],
+)
+def test_a_mean_takes_vectors_of_one_shape(updates, words):
+    with pytest.raises(ValueError, match=words):
+        aggregation.mean(updates)
+
+
+@pytest.mark.parametrize(
+    ("row", "update", "words"),
+    [
+        (0, VECTOR[:1], r"client 4 has shape \(1,\) and type float32: must be \(3,\) real numbers"),  # was repeated
+        (0, [1.0, 2.0, 3.0], "client 4 is of type list"),
+        (-1, VECTOR, "row is -1: must be 0 to 1, a row of the models"),  # was the last one
+        (2, VECTOR, "row is 2: must be 0 to 1"),
+    ],
+)
+def test_means_of_models_take_an_update_of_one_of_them(row, update, words):
+    with pytest.raises(ValueError, match=words):
+        aggregation.ModelMeans(np.zeros((2, 3), np.float32)).add(row, 4, update)
 
 
 def test_results_say_who_is_missing():
