@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from numbers import Integral, Real
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from dpcfl_net.training.sgd import pieces
 EVALUATION_SLOTS = {"fast": 64, "plain": 128}
 # Of a count: so many models run side by side, in the memory of one on 128 records.
 MODELS_TOGETHER, COUNT_SLOTS = 4, 32
+PRECISIONS = np.dtype(np.float32), np.dtype(np.float64)  # of gradients that are clipped
 
 
 class Records(Protocol):
@@ -83,12 +85,12 @@ class Trainer:
     ) -> None:  # fmt: skip
         if task != "classification":
             raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
-        if not 1e-9 <= clip <= 1e9:
+        if not (_is_number(clip) and 1e-9 <= clip <= 1e9):
             raise ConfigError(f"clip must lie in 1e-9 .. 1e9, got {clip!r}")
-        if not (math.isfinite(learning_rate) and learning_rate > 0):
+        if not (_is_number(learning_rate) and 0 < learning_rate < math.inf):
             raise ConfigError(f"learning_rate must be positive and finite, got {learning_rate!r}")
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
+        if not _is_count(batch_size):
+            raise ConfigError(f"batch_size must be a whole number of 1 or more, got {batch_size!r}")
         self.clip, self.learning_rate = float(clip), float(learning_rate)
         self.slots = slots_for(batch_size)
         self.path, self._engine = choose(module, path, input_shape) if isinstance(path, str) else (type(path).__name__, path)
@@ -112,13 +114,14 @@ class Trainer:
             noise_multiplier: z; the noise has standard deviation z * clip.
             key: Secret of the task.
             proximal: (strength, centre): strength * (theta - centre) is added to each gradient after the noise.
-            room: Fixed number of records computed per step (`pace.room`); larger batches are cut. None: all sampled records.
+            room: Fixed number of records computed per step (`pace.room`), at least 1; larger batches are cut. None: all sampled
+                records.
 
         Returns:
             The model, (p,) float32, and the event that was run.
 
         Raises:
-            ValueError: For a wrong shape, an empty expected batch or a bad noise multiplier, before data is read.
+            ValueError: For a wrong shape, an empty expected batch, a bad noise multiplier or a bad room, before data is read.
 
         Source: Abadi et al. 2016, Algorithm 1.
         """
@@ -129,6 +132,7 @@ class Trainer:
             require_model("the centre of proximal", proximal[1], self.parameters)
         if records * slot.rate <= 0:
             raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
+        _require_room(room)
         memory.keep_freed()
         theta, batches, steps = theta.astype(np.float32, copy=True), stream(key, "batches"), 0
         sums = Sums(theta)
@@ -147,7 +151,7 @@ class Trainer:
         """Sum the clipped gradients of records.
 
         Args:
-            theta: Model, (p,); its dtype is the precision of the gradients.
+            theta: Model, (p,) float32 or float64, which is the precision of the gradients.
             data: The client's records.
             rows: Positions of the records.
             room: As for `train`.
@@ -156,9 +160,12 @@ class Trainer:
             The sum, (p,) float64.
 
         Raises:
-            ValueError: If `theta` has another shape.
+            ValueError: If `theta` has another shape or precision, or for a bad room.
         """
         require_model("the model", theta, self.parameters)
+        if (kind := np.asarray(theta).dtype) not in PRECISIONS:
+            raise ValueError(f"the model is of {kind}: must be of {' or '.join(map(str, PRECISIONS))}")
+        _require_room(room)
         total = self._sum(Sums(theta), data, rows, room).cpu().numpy()
         return total.astype(np.float64, copy=False)
 
@@ -173,7 +180,9 @@ class Trainer:
 
         Raises:
             ConfigError: As `SameBits.alike`.
+            ValueError: For a bad room.
         """
+        _require_room(room)
         set_processor_flags()
         self._same_bits.alike(self.slots if room is None else even(room), input_shape, torch.float32)
 
@@ -215,6 +224,20 @@ class Trainer:
         right = fitting(size, tuple(x.shape[1:]), weights.dtype)
         x, y = (x, y) if right == size else data.batch(rows, right)
         return x.to(weights.device), y.to(weights.device)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _require_room(room: Any) -> None:
+    """ValueError for a room that holds no record, before data is read."""
+    if room is not None and not _is_count(room):
+        raise ValueError(f"room must be a whole number of 1 or more, or None for all sampled records, got {room!r}")
 
 
 def _has_one_size(room: int | None) -> bool:

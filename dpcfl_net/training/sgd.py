@@ -104,16 +104,18 @@ class PlainSGD:
 
         Args:
             models: Models, (M, p).
-            data: The client's records.
+            data: The client's records, at least one.
             base_model: As for `train`.
 
         Returns:
             (M,) float64; inf where a loss is not finite.
 
         Raises:
-            ValueError: If `models` or `base_model` has another shape, or there is no row.
+            ValueError: If `models` or `base_model` has another shape, or there is no row, or no record.
         """
         require_models(models, len(self._theta))
+        if len(data) == 0:
+            raise ValueError("no records to compute a mean loss on")
         set_processor_flags()
         device = devices.lend(self)
         offsets = None if base_model is None else self._outputs(base_model, data)

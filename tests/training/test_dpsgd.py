@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,16 @@ from records import Images, small, start
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy import clipping
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import PATHS, set_processor_flags
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.models import flatten
+from dpcfl_net.training.sgd import PlainSGD
 
 torch.set_num_threads(1)
 
@@ -204,6 +208,40 @@ def test_the_overflow_is_real_with_selection_off(how: str) -> None:
     finite = torch.isfinite(torch.stack([part.squared_norms() for part in parts])).all(0)
     assert finite.tolist() == [row != 5 for row in range(12)]
     assert bool(torch.isfinite(logits[5]).all()) == (how == "norm")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in ("clip", "learning_rate", "batch_size") for value in (float("nan"), "8", None, True, 0, -1)]
+    + [("batch_size", 2.5), ("batch_size", float("inf")), ("learning_rate", float("inf"))],
+)
+def test_a_trainer_names_a_setting_that_is_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must .*, got {value!r}"):
+        Trainer(CASES["linear"][0](), **{"clip": 1.0, "learning_rate": 0.1, "batch_size": 8, name: value})
+
+
+@pytest.mark.parametrize("room", [0, -1, 2.5, "3", True])
+def test_a_room_holds_records(room: Any) -> None:
+    trainer, data, theta = small(), Images(16), start()
+    for use in (
+        lambda: trainer.train(theta, data, DPSGDSlot("train", 0.5, 1), 1.0, bytes(32), room=room),
+        lambda: trainer.clipped_sum(theta, data, np.arange(3), room=room),
+        lambda: trainer.check_batches((1, 8, 8), room=room),
+    ):
+        with pytest.raises(ValueError, match=f"room must be a whole number of 1 or more, .*, got {room!r}"):
+            use()
+
+
+@pytest.mark.parametrize("kind", ["float16", "int64", "bool", "complex64"])
+def test_clipped_sums_are_of_float32_or_float64(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"the model is of {kind}: must be of float32 or float64"):
+        small().clipped_sum(start().astype(kind), Images(16), np.arange(3))
+
+
+def test_a_mean_loss_needs_a_record() -> None:
+    sgd = PlainSGD(models.build("digits-cnn", (1, 8, 8), 10), epochs=1, batch_size=8, lr=0.1)
+    with pytest.raises(ValueError, match="no records to compute a mean loss on"):
+        sgd.mean_losses(start()[None], Images(0))
 
 
 def test_a_record_with_infinite_loss_is_dropped_though_its_gradient_is_finite() -> None:
