@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
@@ -22,8 +22,15 @@ class StrictModel(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise AttributeError, which says how to change a configuration."""
+        self._refuse_change(name, "assigned")
+
+    def __delattr__(self, name: str) -> None:
+        """Raise AttributeError as for an assignment."""
+        self._refuse_change(name, "deleted")
+
+    def _refuse_change(self, name: str, change: str) -> NoReturn:
         raise AttributeError(
-            f"{name} of {type(self).__name__} cannot be assigned: configurations and jobs do not change; for a changed copy of a "
+            f"{name} of {type(self).__name__} cannot be {change}: configurations and jobs do not change; for a changed copy of a "
             "configuration use dpcfl.load, as in dpcfl.load(config, {'local.lr': 0.1})"
         )
 

@@ -165,7 +165,7 @@ def resolve(document: Mapping[str, Any]) -> Config:
         for key, value in _numbers(document)
         if 0 < abs(value) < sys.float_info.min
     ]
-    document = _with_dependent_defaults(with_algorithm(document, problems, _key_hint))
+    document = _with_dependent_defaults(with_algorithm(with_named_sections(document), problems, _key_hint))
     config: Config | None = None
     try:
         config = Config.model_validate(document, strict=True)

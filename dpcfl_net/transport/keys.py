@@ -242,13 +242,17 @@ def _are_z85(keys: list[str]) -> bool:
     return bool((digits < 85).all() and (words < 2**32).all())
 
 
-def _z85(path: Path, text: str) -> str:
+def is_curve_key(text: object) -> bool:
+    """Return True if a value is a CURVE key: 40 characters of z85 for 32 bytes."""
     from zmq.utils import z85
 
     try:
-        good = len(text) == CURVE_LENGTH and len(z85.decode(text.encode())) == 32
+        return isinstance(text, str) and len(text) == CURVE_LENGTH and len(z85.decode(text.encode())) == 32
     except (ValueError, KeyError, struct.error):
-        good = False
-    if not good:
+        return False
+
+
+def _z85(path: Path, text: str) -> str:
+    if not is_curve_key(text):
         raise ConfigError(f"{path} does not hold a CURVE key")
     return text

@@ -18,6 +18,7 @@ from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.transport.dialed import DialedConnection
 from dpcfl_net.transport.guard import SPARE, UNREAD_LIMIT, ConnectionGuard
+from dpcfl_net.transport.keys import is_curve_key
 from dpcfl_net.transport.messages import MAX_FRAME, WireError, plain
 from dpcfl_net.transport.wire_size import frame_bytes
 
@@ -257,8 +258,15 @@ class Listener:
             self._context.term()
 
 
+def _require_own_keys(keys: tuple[str, str]) -> None:
+    """ConfigError, which shows neither, for a pair of this side that is none."""
+    if not all(map(is_curve_key, keys)):
+        raise ConfigError("this side's key pair does not hold two CURVE keys")
+
+
 def _serve_curve(made: zmq.Socket, keys: tuple[str, str], allow: AllowList) -> ThreadAuthenticator:
-    """Start the authenticator and make the socket a CURVE server; must come before bind."""
+    """Start the authenticator and make the socket a CURVE server; must come before bind. ConfigError for a key that is none."""
+    _require_own_keys(keys)
     authenticator = ThreadAuthenticator(made.context)
     try:
         authenticator.start()
@@ -275,8 +283,14 @@ def _serve_curve(made: zmq.Socket, keys: tuple[str, str], allow: AllowList) -> T
 
 
 def join_curve(made: zmq.Socket, link: Link) -> None:
-    """Make a socket a CURVE client that talks only to the holder of the link's server key; no effect without CURVE."""
+    """Make a socket a CURVE client that talks only to the holder of the link's server key; no effect without CURVE.
+
+    ConfigError for a key that is none.
+    """
     if link.security == "curve" and link.keys is not None and link.server_key is not None:
+        if not is_curve_key(link.server_key):
+            raise ConfigError(f"the public key of the listening side is {shown(link.server_key)}: must be a CURVE key")
+        _require_own_keys(link.keys)
         made.curve_publickey, made.curve_secretkey = (key.encode() for key in link.keys)
         made.curve_serverkey = link.server_key.encode()
 

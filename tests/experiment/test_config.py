@@ -341,6 +341,8 @@ def test_a_name_alone_stands_for_a_section(tmp_path):
     assert config.load(short, ["algorithm.lam=0.2"]).algorithm == {"name": "mr-mtl", "lam": 0.2}
     assert config.load(config.load(short), {"algorithm": "rc-dpfl"}).algorithm["name"] == "rc-dpfl"
     assert config.load(short, ["model=linear"]).model.name == "linear"
+    named = {**SMALL, "model": "linear", "algorithm": "global"}
+    assert config.resolve(named) == config.load(named)
     with pytest.raises(ConfigError, match=r"algorithm\.name is 'globl': .*did you mean 'global'\?"):
         config.load(short, ["algorithm=globl"])
     with pytest.raises(ConfigError, match="algorithm is 3: must be a section"):
@@ -388,4 +390,6 @@ def test_an_assignment_to_a_configuration_says_how_to_change_it():
             AttributeError, match=f"{name} of .* cannot be assigned: .* dpcfl.load\\(config, {{'local.lr': 0.1}}\\)"
         ):
             setattr(part, name, 3)
+        with pytest.raises(AttributeError, match=f"{name} of .* cannot be deleted: configurations and jobs do not change"):
+            delattr(part, name)
     assert config.load(found, {"local.lr": 0.1}).local.lr == 0.1

@@ -78,6 +78,12 @@ def test_missing_commands_and_rights_are_named(monkeypatch: pytest.MonkeyPatch) 
         netem.NetemNetwork(RUN, [Schedule()])
 
 
+def test_a_command_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netem, "_COMMAND_S", 0.1)
+    with pytest.raises(RunFailed, match=r"^`sleep 30` did not end within 0\.1 s$"):
+        netem.execute(["sleep", "30"])
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can give up its rights")
 def test_missing_rights_are_named() -> None:
     code = "from dpcfl_net.transport.links import netem; print(netem.problems())"

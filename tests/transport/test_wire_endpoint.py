@@ -71,6 +71,16 @@ def server() -> Iterator[ServerEndpoint]:
         yield made
 
 
+def test_a_text_that_is_no_key_is_refused_and_the_own_pair_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="the public key of the listening side is 'abc': must be a CURVE key"):
+        make_client("tcp://127.0.0.1:1", server_key="abc")
+    for own in (("abc", KEYS[0][1]), (KEYS[0][0], "secret"), (KEYS[0][0], None)):
+        with pytest.raises(ConfigError, match=r"^this side's key pair does not hold two CURVE keys$"):
+            make_client("tcp://127.0.0.1:1", keys=own)
+        with pytest.raises(ConfigError, match=r"^this side's key pair does not hold two CURVE keys$"):
+            make_server(keys=own)
+
+
 def test_tasks_and_results_of_5_mb_arrive_bit_for_bit(server: ServerEndpoint) -> None:
     with make_client(server.address, 0) as one, make_client(server.address, 2) as two:
         ends = Ends(server, one, two)

@@ -55,8 +55,11 @@ class Namespace:
 
 
 def execute(command: Command) -> str:
-    """Run a command; RunFailed with its error if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    """Run a command; RunFailed with its error if it fails, or does not end in time."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"`{' '.join(command)}` did not end within {_COMMAND_S:g} s") from None
     if done.returncode:
         raise RunFailed(f"`{' '.join(command)}` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return done.stdout
