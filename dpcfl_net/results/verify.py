@@ -325,6 +325,10 @@ def _writes_no_transcript(folder: Path) -> bool:
         return False
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _debited(records: list[transcript.Record], charged: dict[int, list[Any]]) -> Check:
     """Check that every release received was debited first."""
     paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines}
@@ -338,8 +342,8 @@ def _debited(records: list[transcript.Record], charged: dict[int, list[Any]]) ->
             released.add((client, header.round, header.task))
             if (client, header.round, header.task) not in paid:
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
-    silent = f"; {len(paid - released)} debits without a release received" if paid - released else ""
-    detail = unpaid[0] if unpaid else f"{len(released)} releases, each debited{silent}"
+    silent = f"; {_counted(len(paid - released), 'debit')} without a release received" if paid - released else ""
+    detail = unpaid[0] if unpaid else f"{_counted(len(released), 'release')}, each debited{silent}"
     return Check("messages: every release was debited first", not unpaid, detail)
 
 

@@ -167,6 +167,7 @@ class ProgressTail:
         run, protocol, experiment = (self._mapping(path) for path in (files.run, files.protocol, files.experiment))
         self._read()
         privacy = mapping(run, "privacy")
+        spent = self._spent_after(max(self._spent, default=0))
         config = self._mapping(files.config)
         rounds = whole(protocol.get("rounds")) or whole(config.get("rounds"))
         view = ProgressView(
@@ -177,7 +178,7 @@ class ProgressTail:
             rounds=rounds,
             epsilon=number(privacy.get("epsilon")),
             epsilon_stated="epsilon" in privacy,
-            epsilon_spent=self._spent_after(max(self._spent, default=0)) or number(privacy.get("epsilon_spent")),
+            epsilon_spent=number(privacy.get("epsilon_spent")) if spent is None else spent,
             epsilon_round=max(self._spent, default=None),
             insecure=bool(privacy.get("insecure")),
             steps=list(self._steps),

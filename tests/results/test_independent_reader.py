@@ -225,7 +225,7 @@ def test_verify_names_a_release_without_a_debit_and_counts_debits_without_a_rele
 
     assert debited() == (True, "6 releases, each debited")
     rewriting.rewrite_transcript(copied, lost_release)
-    assert debited() == (True, "5 releases, each debited; 1 debits without a release received")
+    assert debited() == (True, "5 releases, each debited; 1 debit without a release received")
     uncharged_round(copied)
     assert debited() == (False, "client 0 released train in round 3 without a debit")
 
