@@ -18,6 +18,7 @@ from dpcfl_net.core import host_memory, open_files
 from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.files import reason
+from dpcfl_net.experiment.config import LEAST_GROUP
 from dpcfl_net.training.nvidia_smi import gpu_names, visible_gpus
 
 Verdict = Literal["good", "note", "fails"]
@@ -73,8 +74,8 @@ def examine(clients: int) -> Iterator[Finding]:
         One finding per check, also for a check that is not possible on this system.
     """
     checks: Sequence[Callable[[], Finding]] = (
-        system, versions, curve, _torchvision, cores, memory_for(clients), gpus, files_for(clients), backlog_for(clients),
-        processes_for(clients), loopback, durable, private_files, clock, data_sets, elsewhere,
+        system, versions, curve, _torchvision, cores, memory_for(clients), gpus, files_for(clients), clients_in_a_process,
+        backlog_for(clients), processes_for(clients), loopback, durable, private_files, clock, data_sets, elsewhere,
     )  # fmt: skip
     for check in checks:
         yield check()
@@ -263,6 +264,20 @@ def files_for(clients: int) -> Callable[[], Finding]:
         return Finding("open files", "fails", f"{hard} allowed at most, {needed}", how)
 
     return check
+
+
+def clients_in_a_process() -> Finding:
+    """Check how many clients one worker process may serve within the limit on open files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    each = f"each has up to {open_files.PER_SERVED} open files there (runtime.clients_per_worker)"
+    if hard == resource.RLIM_INFINITY:
+        return Finding("clients per process", "good", f"any number in one worker process; {each}")
+    room = max(0, hard - open_files.OTHERS) // open_files.PER_SERVED
+    found = f"up to {room} in one worker process, which may have {hard} open files; {each}"
+    if room < LEAST_GROUP:
+        fix = f"ask the administrator for a higher limit (ulimit -Hn), or set runtime.clients_per_worker: large rosters have {LEAST_GROUP} or more"
+        return Finding("clients per process", "note", found, fix)
+    return Finding("clients per process", "good", found)
 
 
 def backlog_for(clients: int) -> Callable[[], Finding]:

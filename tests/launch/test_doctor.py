@@ -44,6 +44,24 @@ def test_limits_that_are_too_low_are_named_with_their_fix(monkeypatch):
     assert raised.found == "200 allowed, about 528 needed for 100 workers; each process raises its limit itself"
 
 
+@pytest.mark.parametrize(
+    ("hard", "verdict", "words"),
+    [
+        (4096, "good", "up to 248 in one worker process, which may have 4096 open files; each has up to 16 open files there"),
+        (1024, "note", "up to 56 in one worker process, which may have 1024 open files"),
+        (100, "note", "up to 0 in one worker process"),
+        (resource.RLIM_INFINITY, "good", "any number in one worker process"),
+    ],
+)
+def test_the_clients_that_one_process_may_serve_are_said(hard, verdict, words, monkeypatch):
+    """A process with many clients met the limit in the middle of a run, although 21 processes with one client fit."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, hard))
+    finding = found("clients per process")
+    assert finding.verdict == verdict
+    assert finding.found.startswith(words)
+    assert ("runtime.clients_per_worker" in finding.fix) == (verdict == "note")
+
+
 @pytest.mark.parametrize(("clients", "verdict"), [(8, "good"), (10**7, "fails")])
 def test_memory_is_held_against_the_number_of_workers(clients, verdict):
     assert found("memory", clients).verdict == verdict
