@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from dpcfl_net.core.files import given_path, reason, shown
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.experiment.packaged import replacement_note
 from dpcfl_net.launch import caller, new_run, running, saved_run, sweep_axes, sweeps
 from dpcfl_net.launch.api_results import SweepResult, TuneResult
 from dpcfl_net.launch.calling_process import IN_PROCESS
@@ -52,7 +54,7 @@ def load(config: Source, overrides: Mapping[str, Any] | None = None, /, **more: 
 
     Args:
         config: Path of a YAML file, name of a packaged configuration ("quickstart", "r_dpcfl/fmnist_rotation"), dictionary, or
-            configuration to change.
+            configuration to change. A warning says if a packaged configuration stands in for a file that is not there.
         overrides: Values by dotted key, as {"privacy.epsilon": 2}. Nested dictionaries are merged into their sections.
         **more: Overrides as keyword arguments, with a double underscore for a dot: `rounds=3`, `privacy__epsilon=2`,
             `privacy={"epsilon": 2}`. They are applied after `overrides`.
@@ -66,6 +68,7 @@ def load(config: Source, overrides: Mapping[str, Any] | None = None, /, **more: 
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(f"overrides is {shown(overrides)}: must be a dictionary, for example {{'rounds': 3}}")
     loaded = {**(overrides or {}), **{key.replace("__", "."): value for key, value in more.items()}}
+    _warn_if_replaced(config)
     return config if isinstance(config, Config) and not loaded else configuration.load(config, loaded)
 
 
@@ -121,6 +124,7 @@ def run(
     watching, parent = _callbacks(callbacks), _absolute("out", out)
     with caller.restored(), Interrupts() as interrupts:
         with interrupts.raising():
+            _warn_if_replaced(config, stacklevel=4)  # `_without_settings` is between
             settings = _with_federation(config, federation)
             check_code([settings])
             new_run.check_gpus(settings)
@@ -197,6 +201,7 @@ def sweep(
     """
     _check_jobs(jobs)
     parent = _absolute("out", out)
+    _warn_if_replaced(config)
     with caller.restored():
         grid = sweeps.Sweep.of(config, axes, parent)
         total = len(grid.cells)
@@ -253,6 +258,7 @@ def tune(
     if not isinstance(given, TuneOptions):
         raise ConfigError(f"options is of type {type(given).__name__}: must be TuneOptions, for example TuneOptions(trials=8)")
     parent = _absolute("out", out)
+    _warn_if_replaced(config)
     with caller.restored():
         study = Study.of(config, {}, names, sweep_axes.axes_of(grid), given, parent)
         bar = CellsBar(open_bar(jobs > 1), study.folder.path.name, study.trial_runs + study.final_runs)
@@ -340,6 +346,12 @@ def account(
     return account_document(document if target_epsilon is None else {**document, "target_epsilon": target_epsilon})
 
 
+def _warn_if_replaced(config: Any, stacklevel: int = 3) -> None:
+    """Warn the caller of a public function if a packaged configuration stands in for a file that is not there."""
+    if isinstance(config, str | os.PathLike) and (note := replacement_note(os.fspath(config))):
+        warnings.warn(note, stacklevel=stacklevel)
+
+
 def _check_jobs(jobs: int) -> None:
     if type(jobs) is not int or not 1 <= jobs <= sweep_axes.MOST_CELLS:
         raise ConfigError(f"jobs is {jobs!r}: must be a whole number from 1 to {sweep_axes.MOST_CELLS:,}")
@@ -394,8 +406,8 @@ def _with_federation(config: Source, federation: str | None) -> Config:
     if federation not in (None, *FEDERATIONS):
         raise ConfigError(f"federation is {shown(federation)}: must be {' or '.join(FEDERATIONS)}")
     if federation is None or (isinstance(config, Config) and config.runtime.federation == federation):
-        return load(config)
-    return load(config, IN_PROCESS if federation == "in-process" else {"runtime.federation": federation})
+        return config if isinstance(config, Config) else configuration.load(config)
+    return configuration.load(config, IN_PROCESS if federation == "in-process" else {"runtime.federation": federation})
 
 
 def _watched(

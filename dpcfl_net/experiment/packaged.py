@@ -23,6 +23,16 @@ def packaged_in_place_of(name: str | Path) -> str | None:
     return plain if not os.path.isfile(name) and plain in packaged_names() else None
 
 
+def replacement_note(name: str | Path) -> str:
+    """Say that a packaged configuration stands in for a file that is not there; empty if none does, or if its name was given.
+
+    Args:
+        name: As for `packaged_in_place_of`.
+    """
+    found = packaged_in_place_of(name)
+    return "" if found in (None, str(name)) else f"there is no file {name} here: using the packaged configuration {found}"
+
+
 def packaged() -> dict[str, str]:
     """Return the first line of each packaged configuration, a comment that describes it, by name."""
     found = {}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,29 @@ def test_an_argument_of_another_type_is_a_sentence_before_anything_runs(call, wo
     with pytest.raises(dpcfl.ConfigError, match=words):
         call(tmp_path)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda name, out: dpcfl.load(name),
+        lambda name, out: dpcfl.run(name, out, "by-magic"),
+        lambda name, out: dpcfl.sweep(name, {"seeds": [0]}, out),
+        lambda name, out: dpcfl.tune(name, ["local"], {"seeds": [0]}, out=out),
+    ],
+    ids=["load", "run", "sweep", "tune"],
+)
+@pytest.mark.parametrize("name", ["configs/quickstart.yaml", Path("quickstart.yaml")], ids=str)
+def test_a_packaged_configuration_in_place_of_a_file_is_a_warning(name, use, tmp_path, monkeypatch):
+    """The command line said it; from Python a mistyped folder ran another experiment without a word."""
+    monkeypatch.chdir(tmp_path)
+    words = f"^there is no file {re.escape(str(name))} here: using the packaged configuration quickstart$"
+    with pytest.warns(UserWarning, match=words) as caught, contextlib.suppress(dpcfl.ConfigError):
+        use(name, tmp_path / "out")
+    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
+    with warnings.catch_warnings(), contextlib.suppress(dpcfl.ConfigError):
+        warnings.simplefilter("error")
+        use("quickstart", tmp_path / "out")
 
 
 def test_the_import_is_cheap():

@@ -70,10 +70,10 @@ NO_CONFIG = "give a configuration (a YAML file or a name that `dpcfl configs` li
 
 def say_if_packaged(config: Path | None) -> Path | None:
     """Say so if a packaged configuration stands in for a file that is not there."""
-    from dpcfl_net.experiment.packaged import packaged_in_place_of
+    from dpcfl_net.experiment.packaged import replacement_note
 
-    if config is not None and (name := packaged_in_place_of(config)) not in (None, str(config)):
-        typer.echo(f"note: there is no file {config} here: using the packaged configuration {name}", err=True)
+    if config is not None and (note := replacement_note(config)):
+        typer.echo(f"note: {note}", err=True)
     return config
 
 
