@@ -201,7 +201,7 @@ def resume(folder: Path, options: Options) -> int:
 
 
 def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any]:
-    """Contact the hosts and find which client would run where; start and write nothing.
+    """Contact the hosts, find which client would run where, and check the GPUs there; start and write nothing.
 
     Returns:
         worker_processes (the largest number at a time) and hosts (name, location, cores, memory_bytes, gpus, clients, and
@@ -219,6 +219,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any
     with tempfile.TemporaryDirectory() as logs, _open_placement(config, options, name, Path(logs)) as remote:
         config = _with_tree(config, options, remote)
         hosts = _assign(config, remote)
+        remote.check_gpus(config.runtime)
         return {"worker_processes": len(hosts), "hosts": _describe_placement(remote, hosts, config)}
 
 

@@ -41,6 +41,8 @@ from dpcfl_net.launch.placement.messages import (
     AgentCommand,
     AgentError,
     AgentHello,
+    CheckGpus,
+    GpusChecked,
     GroupCommand,
     JobAccepted,
     LoseClient,
@@ -145,6 +147,9 @@ class Agent:
     def _execute(self, command: AgentCommand) -> None:
         if isinstance(command, PrepareKeys):
             self._send(self._prepare_keys(command))
+        elif isinstance(command, CheckGpus):
+            deal(command.runtime, 1)
+            self._send(GpusChecked())
         elif isinstance(command, SetJob):
             self._launcher = self._set_job(command)
         elif isinstance(command, StartAggregator | LoseClient | SignalAggregator):

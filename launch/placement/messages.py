@@ -46,6 +46,13 @@ class PrepareKeys(Message):
     runtime: RuntimeSettings | None = None
 
 
+class CheckGpus(Message):
+    """Command: check that the host has the GPUs which these settings ask for, as before a job that is not made yet."""
+
+    do: Literal["check-gpus"] = "check-gpus"
+    runtime: RuntimeSettings
+
+
 class SetJob(Message):
     """Command: the signed job, by file name, and the settings shared by all workers.
 
@@ -136,6 +143,12 @@ class PublicKeys(Message):
     aggregator: str | None = None  # public key of the host's aggregator
 
 
+class GpusChecked(Message):
+    """Report: the host has the GPUs that were asked for."""
+
+    say: Literal["gpus-checked"] = "gpus-checked"
+
+
 class JobAccepted(Message):
     """Report: the job is stored; device of each worker process, the UUID of a GPU or "cpu"."""
 
@@ -194,12 +207,20 @@ class AgentError(Message):
 
 
 AgentCommand = Annotated[
-    PrepareKeys | SetJob | StartAggregator | LoseClient | SignalAggregator | StartWorker | GroupCommand | SendSignal,
+    PrepareKeys
+    | CheckGpus
+    | SetJob
+    | StartAggregator
+    | LoseClient
+    | SignalAggregator
+    | StartWorker
+    | GroupCommand
+    | SendSignal,
     Field(discriminator="do"),
 ]
 AgentReport = Annotated[
-    AgentHello | PublicKeys | JobAccepted | AggregatorListens | AggregatorEnded | AggregatorRecords | WorkerEnded | LedgerUpdate
-    | AgentError,
+    AgentHello | PublicKeys | GpusChecked | JobAccepted | AggregatorListens | AggregatorEnded | AggregatorRecords | WorkerEnded
+    | LedgerUpdate | AgentError,
     Field(discriminator="say"),
 ]  # fmt: skip
 _COMMANDS: TypeAdapter[AgentCommand] = TypeAdapter(AgentCommand)

@@ -24,6 +24,7 @@ from dpcfl_net.launch.placement.messages import (
     AggregatorEnded,
     AggregatorListens,
     AggregatorRecords,
+    GpusChecked,
     JobAccepted,
     LedgerUpdate,
     Message,
@@ -77,6 +78,7 @@ class HostAgent:
         identities: Public identity of each client of the host; empty without secure sums.
         aggregator: Number of the host's aggregator in the job; None: no aggregator.
         aggregator_key: Its public key, once it has arrived.
+        gpus_checked: True if the host has reported that it has the GPUs of the settings (`CheckGpus`).
         devices: Device of each worker process.
         error_text: Why the connection failed or ended.
     """
@@ -88,6 +90,7 @@ class HostAgent:
     identities: dict[int, str] = field(default_factory=dict)
     aggregator: int | None = None
     aggregator_key: str | None = None
+    gpus_checked: bool = False
     devices: list[str] = field(default_factory=list)
     error_text: str = ""
 
@@ -187,6 +190,10 @@ class HostAgent:
     def has_answered(self) -> bool:
         """Return whether its agent has answered."""
         return self.hello is not None
+
+    def has_gpus(self) -> bool:
+        """Return whether it has reported that it has the GPUs of the settings."""
+        return self.gpus_checked
 
     def has_keys(self) -> bool:
         """Return whether its clients' public keys have arrived."""
@@ -303,6 +310,10 @@ class HostAgent:
                 handle.ended(report.code, report.log)
         elif isinstance(report, AggregatorListens | AggregatorRecords | AggregatorEnded):
             self._on_aggregator(report)
+        elif isinstance(report, GpusChecked):
+            with self._changed:
+                self.gpus_checked = True
+                self._changed.notify_all()
         elif isinstance(report, JobAccepted):
             self.devices = report.devices
         elif isinstance(report, LedgerUpdate):

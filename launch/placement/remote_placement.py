@@ -14,7 +14,7 @@ from dpcfl_net.core.signing import read_key_file
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
 from dpcfl_net.launch.aggregators import Aggregators, RemoteAggregators
 from dpcfl_net.launch.placement.base import Addresses, Launcher, Node
-from dpcfl_net.launch.placement.messages import FILES, PrepareKeys, SetJob
+from dpcfl_net.launch.placement.messages import FILES, CheckGpus, PrepareKeys, SetJob
 from dpcfl_net.launch.placement.placements import KeyOwners
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, close_all, node_of
 from dpcfl_net.launch.placement.shares import assign_processes, share_processes
@@ -127,6 +127,20 @@ class RemotePlacement:
                 f"runtime.aggregators makes groups of {', '.join(map(str, sizes))} clients: all but the last must be multiples of "
                 f"runtime.clients_per_worker, {self._size}, since a worker process runs on one host; --tree sets it"
             )
+
+    def check_gpus(self, runtime: RuntimeSettings) -> None:
+        """Let the hosts with workers check that they have the GPUs of the settings; comes after `assign_hosts`.
+
+        Args:
+            runtime: The configuration's `runtime` section.
+
+        Raises:
+            RunFailed: If a host lacks one, or does not answer.
+        """
+        for agent in dict.fromkeys(self._agent_of):
+            agent.send(CheckGpus(runtime=runtime))
+        for agent in dict.fromkeys(self._agent_of):
+            agent.wait_for(agent.has_gpus, HELLO_S)
 
     def make_keys(self, keys: Path, owners: KeyOwners) -> None:
         """See `Placement`. In a resumed run the keys must exist and match the signed job."""

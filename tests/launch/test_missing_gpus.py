@@ -87,20 +87,22 @@ def test_a_host_that_only_starts_workers_elsewhere_needs_none(config, tmp_path, 
     host = {"name": "a", "through": ["env"]}
     hosts.write_text(yaml.safe_dump({"python": sys.executable, "root": str(tmp_path / "root"), "hosts": [host]}))
     elsewhere = ["--on", "ssh", "--hosts", hosts, "--address", "127.0.0.1"]
-    done = call(capsys, "launch", config, "runtime.device=cuda", *elsewhere, "--dry-run")
+    done = call(capsys, "launch", config, "runtime.device=auto", *elsewhere, "--dry-run")
     assert (done.code, done.err) == (0, "")
     assert call(capsys, "job", config, "runtime.device=cuda", "--out", tmp_path / "job").code == 0
 
 
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["run", "dry run"])
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_a_host_without_the_gpu_says_it_before_a_job_is_signed(device, config, tmp_path, capsys, monkeypatch):
+def test_a_host_without_the_gpu_says_it_before_a_job_is_signed(device, dry_run, config, tmp_path, capsys, monkeypatch):
+    """A dry run placed the workers on it without a word."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(new_run, "make_job", lambda *_: pytest.fail("a job was made"))
     hosts = tmp_path / "hosts.yaml"
     host = {"name": "far", "through": ["env"]}
     hosts.write_text(yaml.safe_dump({"python": sys.executable, "root": str(tmp_path / "root"), "hosts": [host]}))
     elsewhere = ["--on", "ssh", "--hosts", hosts, "--address", "127.0.0.1", "--out", tmp_path / "out"]
-    done = call(capsys, "launch", config, f"runtime.device={device}", "runtime.federation=network", *elsewhere)
+    done = call(capsys, "launch", config, f"runtime.device={device}", "runtime.federation=network", *elsewhere, *dry_run)
     assert done.code == 4
     assert done.err.startswith(f"error: host far: runtime.device is {device!r}: no such GPU here; visible: none")
     assert not (tmp_path / "root").exists()
