@@ -101,14 +101,7 @@ def is_running(folder: Path) -> bool:
     Raises:
         OSError: If the lock file cannot be opened, or the file system has no locks.
     """
-    try:
-        handle = os.open(RunFolder(folder).lock, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _flock(handle, fcntl.LOCK_SH)
-    finally:
-        os.close(handle)
+    return _is_taken(RunFolder(folder).lock)
 
 
 def is_held(folder: Path) -> bool | None:
@@ -121,14 +114,38 @@ def is_held(folder: Path) -> bool | None:
         False if no process does; None if this is unknown: there is no lock file (a copied folder, or that of an observer that was
         started manually), it belongs to another user, or the file system has no locks.
     """
-    if not RunFolder(folder).lock.exists():
+    return is_locked(RunFolder(folder).lock)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Look whether a process holds a lock.
+
+    Args:
+        path: Lock file.
+
+    Returns:
+        False if no process does; None if this is unknown, as for `is_held`.
+    """
+    if not path.exists():
         return None
     try:
-        return is_running(folder)
+        return _is_taken(path)
     except OSError as error:
         if error.errno in UNKNOWN:
             return None
         raise
+
+
+def _is_taken(path: Path) -> bool:
+    """True if a process holds a lock; errors as `is_running`."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _flock(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
 
 
 def _flock(handle: int, kind: int) -> bool:

@@ -26,6 +26,7 @@ from dpcfl_net.federation.central_dp import CENTRAL_SERVER, SERVER_ID
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unmet_condition
 from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.chain import read_ledger
+from dpcfl_net.privacy.ledger.ledger_folder import is_in_use
 from dpcfl_net.privacy.slots import Slot, for_clients
 from dpcfl_net.results import summary
 from dpcfl_net.results.answers import other_than_announced, other_than_answered
@@ -74,7 +75,8 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
         The checks in order.
 
     Raises:
-        ConfigError: If the folder is not a run folder, is running, or has no operator key, or if `operator_key` is malformed.
+        ConfigError: If the folder is not a run folder, is running, has a ledger that a process holds, or has no operator key, or if
+            `operator_key` is malformed.
     """
     files = RunFolder(folder)
     files.require(files.protocol)
@@ -126,6 +128,8 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
             if not trusted or owner == SERVER_ID:
                 absent[owner] = where
             continue
+        if is_in_use(where):  # as by a worker that was started manually
+            raise ConfigError(f"{where}: a process holds the ledger of {_name(owner)}: verify after it has ended")
         try:
             lines = read_ledger(where)
         except DpcflError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 import dpcfl_net as dpcfl
+from dpcfl_net.privacy.ledger.ledger_folder import lock
 from dpcfl_net.results.verify import Check, verify_run
 
 TRUSTED = {
@@ -51,3 +53,21 @@ def test_a_trusted_server_with_the_ledger_of_another_run_is_noticed(tmp_path: Pa
     folder = with_ledger(first, tmp_path / "copy", name, second.path / "ledgers" / name)
     found = whole_ledgers(folder)
     assert (found.holds, second.job.protocol.run in found.detail) == (False, True), found.detail
+
+
+@pytest.mark.parametrize("client", [0, 1])
+def test_a_ledger_that_a_worker_holds_is_not_verified(by_network: dpcfl.Run, tmp_path: Path, client: int):
+    """A worker that was started manually, without a coordinator, was not seen: its ledger was read while it may change."""
+    folder = Path(shutil.copytree(by_network.path, tmp_path / "run"))
+    ledger = folder / f"ledgers/client_{client:04d}"
+    handle = lock(ledger)
+    try:
+        with pytest.raises(
+            dpcfl.ConfigError, match=f"{ledger}: a process holds the ledger of client {client}: verify after it"
+        ):
+            verify_run(folder)
+    finally:
+        os.close(handle)
+    assert all(check.holds for check in verify_run(folder))
+    (ledger / "lock").unlink()
+    assert all(check.holds for check in verify_run(folder))

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.locks import try_own
+from dpcfl_net.core.locks import is_locked, try_own
 from dpcfl_net.privacy.ledger.chain import LINES, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.journal import JOURNAL, Journal, may_hold_keys, read_journal
 from dpcfl_net.privacy.ledger.release_store import RELEASES, ReleaseStore
+
+LOCK = "lock"  # name of the lock file
 
 
 def lock(folder: Path) -> int:
@@ -22,10 +24,15 @@ def lock(folder: Path) -> int:
     Raises:
         LedgerError: "ledger-locked" if another process holds it, or has just removed the folder, as for a client that it refused.
     """
-    handle = try_own(folder / "lock")
+    handle = try_own(folder / LOCK)
     if handle is None:
         raise LedgerError("ledger-locked", f"another process holds the privacy ledger in {folder}")
     return handle
+
+
+def is_in_use(folder: Path) -> bool | None:
+    """Look whether a process holds the lock of a ledger; None if this is unknown, as for a copy without its lock file."""
+    return is_locked(folder / LOCK)
 
 
 def is_missing(folder: Path) -> bool:
