@@ -254,8 +254,9 @@ def match_template(rows: Iterable[Sequence[Any]], template: Template) -> None:
     """
     found = {row[0]: row for row in rows}
     if found.keys() != template.keys():
-        odd = sorted(found.keys() ^ template.keys())
-        raise WireError("template", f"tensors {', '.join(plain(name, 40) for name in odd[:4])} are missing or not expected")
+        odd = {"missing": template.keys() - found.keys(), "unexpected": found.keys() - template.keys()}
+        each = (f"{word}: {', '.join(plain(name, 40) for name in sorted(names)[:4])}" for word, names in odd.items() if names)
+        raise WireError("template", f"tensors {'; '.join(each)}")
     for name, pinned in template.items():
         _, dtype, shape, _ = found[name]
         fits = dtype == pinned.dtype and len(shape) == len(pinned.shape)

@@ -977,7 +977,7 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
     ("released", "words"),
     [
         ("trained[:-1]", r"tensor update: f4 \[649\], expected f4 \[650\]"),
-        ("trained, loss=trained[0]", "tensors loss are missing or not expected"),
+        ("trained, loss=trained[0]", "tensors unexpected: loss"),
     ],
 )
 def test_a_release_of_another_form_names_its_client_step(module, tmp_path, released, words):

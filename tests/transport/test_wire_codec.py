@@ -231,6 +231,13 @@ def test_a_message_gives_the_range_of_a_side() -> None:
         match_template(announced(models=np.zeros((4, 5), "f4")).tensors, template)
 
 
+def test_a_message_tells_missing_tensors_from_unexpected_ones() -> None:
+    template = resolve({"model": TensorSpec("f4"), "scale": TensorSpec("f4")}, {})
+    sent = {"modl": np.array(0.0, "f4"), "scale": np.array(0.0, "f4")}
+    with pytest.raises(WireError, match=r"tensors missing: model; unexpected: modl$"):
+        match_template(announced(**sent).tensors, template)
+
+
 def test_unresolved_side_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         resolve({"u": TensorSpec("f4", ("p",))}, {})
