@@ -64,7 +64,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     noise = found["noise_multipliers"]
     z = ", ".join(map(str, noise)) or "none"
     if len(noise) > LISTED:
-        z = f"{noise[0]} to {noise[-1]}, by the records and the promise of a client"
+        z = f"{noise[0]} to {noise[-1]}, depending on a client's records and epsilon"
     of_each = " of each client" if found["of_each_client"] else ""
     out = [
         f"{found['name']}: {found['algorithm']}, {found['clients']} clients, {found['rounds']} rounds, model with {found['parameters']:,} parameters",

@@ -107,7 +107,7 @@ def test_a_job_of_unequal_clients_says_whose_plan_it_prints(capsys, tmp_path):
     assert "clients have 40 to 200 records" in printed
     assert "the plan above is that of a client with 40\n" in printed
     low, high = job["noise_multipliers"][0], job["noise_multipliers"][-1]
-    assert f"noise multiplier {low} to {high}, by the records and the promise of a client\n" in printed
+    assert f"noise multiplier {low} to {high}, depending on a client's records and epsilon\n" in printed
 
 
 def test_a_sweep_prints_its_cells_and_the_comparison(capsys, tmp_path):
