@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,6 +55,7 @@ class RunOptions:
         placement: Hosts of the workers; None: this machine.
         interrupts: Signals that interrupt the run; None: INT, TERM and HUP while it runs.
         on_failure: Called with a failure before the end of the run is recorded.
+        recording: Entered after the display is closed, while the end of the run is recorded: its epsilon by round may take seconds.
         in_calling_process: Run everything in this process.
         chaos: File of faults to inject; None: no faults.
         trackers: Get the rounds of a run that `reported_run.run_and_report` runs.
@@ -64,6 +65,7 @@ class RunOptions:
     placement: Placement | None = None
     interrupts: Interrupts | None = None
     on_failure: Callable[[DpcflError], None] = lambda failure: None
+    recording: Callable[[], AbstractContextManager[None]] = nullcontext
     in_calling_process: bool = False
     chaos: Path | None = None
     trackers: Sequence[Tracker] = ()
@@ -225,12 +227,13 @@ class _Attempt:
                 raise failure
             return {}, None
         try:
-            document = self.recorder.write(state, last=True, error="" if failure is None else str(failure))
-            if state == "finished":  # no request comes again; with a key one could remove the noise of its release
-                for ledger in sorted(RunFolder(self.folder).ledgers.glob("*")):
-                    erase_kept_keys(ledger, durable=self.config.runtime.durable)
-            personal = self.config.output.personal_models
-            models.export_models(self.folder, self.recorder.job, self.config.data.root, personal=personal)
+            with self.options.recording():
+                document = self.recorder.write(state, last=True, error="" if failure is None else str(failure))
+                if state == "finished":  # no request comes again; with a key one could remove the noise of its release
+                    for ledger in sorted(RunFolder(self.folder).ledgers.glob("*")):
+                        erase_kept_keys(ledger, durable=self.config.runtime.durable)
+                personal = self.config.output.personal_models
+                models.export_models(self.folder, self.recorder.job, self.config.data.root, personal=personal)
         except OSError as error:
             return self.recorder.document, failure or failed_access(self.folder, error)
         except DpcflError as error:

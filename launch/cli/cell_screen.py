@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, RUNNING, WAITING, CellOutcome
 from dpcfl_net.launch.cli.progress import ProgressTail, ProgressView
+from dpcfl_net.launch.cli.steps import unshifted
 from dpcfl_net.launch.sweeps import Sweep, outcome_line
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration, percent
@@ -117,7 +118,7 @@ class CellScreen(CellLines):
         self._drawn = self._clock()
         if not self._live.is_started:
             self._live.start()
-        self._live.update(self.draw(running, in_use), refresh=True)
+        self._live.update(unshifted(self.draw(running, in_use), self.console), refresh=True)
 
     def close(self) -> None:
         """See `CellWatcher`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,9 @@ def _follow(
 
     feed = RoundFeed(folder, config, options.trackers)
     try:
-        document, failure = run_in(folder, config, TrackedScreen(screen, feed), replace(options, on_failure=_print_failure))
+        document, failure = run_in(
+            folder, config, TrackedScreen(screen, feed), replace(options, on_failure=_print_failure, recording=_recording)
+        )
         if document.get("state") == "finished":
             feed.update(ended=True)
     finally:
@@ -95,13 +98,23 @@ def _follow(
     return document, failure
 
 
+def _recording() -> AbstractContextManager[None]:
+    """Show in a terminal that the end of a run is recorded: its screen is gone, and its result is not printed yet."""
+    from dpcfl_net.launch.cli.steps import computing
+
+    return computing("computing epsilon by round and writing models", on_stdout=True)
+
+
 def _write_report(folder: Path, interrupts: Interrupts) -> int:
     """Write report.html; return 130 after a signal, 4 if it cannot be written, else 0."""
     try:
         with interrupts.raising():
-            from dpcfl_net.report.page import write_report
+            from dpcfl_net.launch.cli.steps import computing
 
-            write_report(folder)
+            with computing("writing the report", on_stdout=True):
+                from dpcfl_net.report.page import write_report
+
+                write_report(folder)
     except KeyboardInterrupt:
         return 130
     except (ConfigError, OSError) as error:

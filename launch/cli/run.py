@@ -237,6 +237,7 @@ def report(folder: Path, alone: Path | None = None) -> None:
         folder: The run folder.
         alone: Run of `local` on the same data: the page marks the clients that fare worse than there.
     """
+    from dpcfl_net.launch.cli.steps import computing
     from dpcfl_net.report.page import write_report
     from dpcfl_net.results.models import export_models
 
@@ -244,7 +245,8 @@ def report(folder: Path, alone: Path | None = None) -> None:
     before = _before(folder)
     for damage in summary.damages(folder, job):
         print(f"warning: {damage}")
-    write_epsilon_lines(folder, job)
+    with computing("computing epsilon by round"):
+        write_epsilon_lines(folder, job)
     done = max((line.get("round", 0) for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
     settings = summary.run_settings(folder) if RunFolder(folder).config.exists() else {}

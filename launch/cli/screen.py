@@ -19,7 +19,7 @@ from rich.text import Text
 from dpcfl_net.launch.cli.output_room import STOPPED_S, has_room
 from dpcfl_net.launch.cli.phases import AWAY, GONE, SENDING, TRAINING, WAITING
 from dpcfl_net.launch.cli.progress import ALL_CLIENTS, DEAD, ENDED, ProgressTail, ProgressView, tail_progress
-from dpcfl_net.launch.cli.steps import StepsLive, draw_steps, printable
+from dpcfl_net.launch.cli.steps import StepsLive, draw_steps, printable, unshifted
 from dpcfl_net.launch.preparation import Steps, listed
 from dpcfl_net.results.number_format import at_most, duration, number, percent, yes
 from dpcfl_net.results.privacy_statement import statement
@@ -136,7 +136,7 @@ class Screen:
         self._preparation.end()
         if not self._live.is_started:
             self._live.start()
-        self._live.update(self.draw(view), refresh=True)
+        self._live.update(unshifted(self.draw(view), self.console), refresh=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Remove the screen; print the result and the privacy statement of run.json."""
@@ -233,7 +233,7 @@ class ProgressLine:
             return
         if not self._live.is_started:
             self._live.start()
-        self._live.update(Text(line), refresh=True)
+        self._live.update(unshifted(Text(line), self._console), refresh=True)
 
     def close(self) -> None:
         """Remove the line; may be called twice."""

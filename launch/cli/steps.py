@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -18,6 +19,7 @@ from dpcfl_net.launch.preparation import Steps
 REFRESH_PER_S = 4
 LONG_S = 2.0  # of a step, after which a pipe or a file gets a line
 LIBRARIES = "libraries"  # step
+ECHO = len("^C")  # that a terminal writes behind a drawing on Ctrl-C
 # Texts of other processes are shown: their control characters must not reach the terminal, nor those that reverse what follows.
 CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A)), "?")
 
@@ -38,7 +40,7 @@ class StepsLive:
         self.steps = Steps()
         self._live = Live(
             console=console,
-            get_renderable=lambda: draw(self.steps),
+            get_renderable=lambda: unshifted(draw(self.steps), console),
             refresh_per_second=REFRESH_PER_S,
             transient=True,
             **options,
@@ -57,6 +59,11 @@ class StepsLive:
         self.steps.end()
         if self._live.is_started:
             self._live.stop()
+
+
+def unshifted(drawn: RenderableType, console: Console) -> RenderableType:
+    """Keep room for `ECHO` behind a drawing: an echo that wraps shifts the drawing, and its first line stays on the terminal."""
+    return Constrain(drawn, max(1, console.width - ECHO))
 
 
 def draw_steps(steps: Steps) -> RenderableType:
@@ -88,13 +95,14 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
-def computing(what: str) -> Iterator[None]:
+def computing(what: str, *, on_stdout: bool = False) -> Iterator[None]:
     """Show in a terminal what is computed inside the `with` block, with a running clock; nothing in a pipe or a file.
 
     Args:
         what: Text before the seconds.
+        on_stdout: True for the terminal of a run's screen, which --quiet turns off; False for stderr.
     """
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=not on_stdout, highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield
         return

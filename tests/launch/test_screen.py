@@ -179,6 +179,17 @@ def test_the_right_kind_is_opened() -> None:
     assert isinstance(open_screen(plain()), PlainLines)
 
 
+def test_the_echo_of_ctrl_c_fits_behind_the_drawing() -> None:
+    """An echo that wraps moves the cursor to the next line, and the first line of the drawing stays on the terminal."""
+    console = terminal(60)
+    with Screen(console) as screen:
+        screen.prepare("libraries")
+        screen.update(ProgressView("x", "y", round=1, rounds=2))
+    lines = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text(console)).splitlines() if "─" in line]
+    assert len(lines) > 3
+    assert {len(line) for line in lines} == {60 - len("^C")}
+
+
 @pytest.mark.parametrize("kind", [PlainLines, Screen])
 def test_each_step_of_the_preparation_is_shown(kind: type[PlainLines] | type[Screen]) -> None:
     console = plain() if kind is PlainLines else terminal()
