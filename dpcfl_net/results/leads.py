@@ -75,7 +75,7 @@ def table(shown: Sequence[Row]) -> Table | None:
     lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
     caption = (
         "differences paired by seed: points of accuracy above the reference, the first row with this privacy and data; "
-        f"{LEVEL:.0%} t-intervals, each for itself: of many, some are wrong"
+        f"{LEVEL:.0%} t-intervals, not corrected for multiple comparisons"
     )
     return Table("Differences, paired by seed", [title for title, _ in columns], lines, caption, len(named))
 

@@ -50,7 +50,7 @@ def _names(folder: Path) -> tuple[str, str]:
     """Return the names of project and package; ConfigError if the folder's name gives none."""
     name = folder.resolve().name
     package = re.sub(r"[-. ]+", "_", name.lower())
-    rule = "letters, digits, spaces, dots, dashes and underscores, beginning with a letter"
+    rule = "letters a to z, digits, spaces, dots, dashes and underscores, beginning with a letter"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package) or len(package) > LONGEST_NAME:
         raise ConfigError(
             f"the folder's name is {shown(name)}: must be up to {LONGEST_NAME} {rule}, as it names a Python package"

@@ -91,7 +91,7 @@ def test_what_it_writes_passes_our_own_checks(project):
     ("name", "words"),
     [
         ("full", "not empty"), ("file", "is a file"), ("file/below", "a part of this path is a file"), ("numpy", "Python has a module 'numpy'"),
-        ("tests", "choose another name"), ("class", "'class' is a word of Python's own"), ("1st", "beginning with a letter"), ("a b!", "beginning with a letter"),
+        ("tests", "choose another name"), ("class", "'class' is a word of Python's own"), ("1st", "beginning with a letter"), ("ümlaut", "letters a to z"), ("a b!", "beginning with a letter"),
         ("x" * 61, "up to 60 letters"),
     ],
 )  # fmt: skip
