@@ -59,7 +59,10 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
     if marked:
         odd = [any(result.folder in marked for result in row.results) for row in shown]
         columns += [("", ["NOT COMPARABLE" if one else "" for one in odd])]
-    caption = "mean +- standard deviation over the runs of a row, which differ in their seed only; clusters recovered in k of n"
+    caption = "mean +- standard deviation over the runs of a row, which differ in their seed only"
+    counted = [title for key, title in COUNTS if any(row.count(key)[1] for row in shown)]
+    if counted:
+        caption += f"; {', '.join(counted)}: in how many of the runs"
     if partly:
         caption += "; (k/n): only k of the n runs have the figure, or reached the accuracy"
     if any(row.values(key) for row in shown for key, *_ in FAIRNESS):

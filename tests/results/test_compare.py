@@ -139,6 +139,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path):
     folders += [write_result(tmp_path / "c", name="renamed", runtime={"slots": 1}, output={"transcript": "off"}, seed=9)]
     table = compare_table.table(compare.rows(map(read_result, [*folders, folders[0]])))
     first, second = cells(table)
+    assert "; clusters found, minority found: in how many of the runs" in table.caption
     assert (first["algorithm"], first["runs"], first["mean %"], first["clusters found"]) == (
         "global",
         "4",
@@ -354,8 +355,10 @@ def test_a_band_over_epsilon_has_a_gap_where_only_one_seed_was_run(tmp_path):
 
 def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
     missing = {"accuracy_minority": None, "clusters_recovered": None, "minority_recovered": None}
-    (row,) = cells(compare_table.table(compare.rows([read_result(write_result(tmp_path / "a", final=missing))])))
+    table = compare_table.table(compare.rows([read_result(write_result(tmp_path / "a", final=missing))]))
+    (row,) = cells(table)
     assert (row["minority %"], row["clusters found"], row["minority found"]) == ("–", "–", "–")
+    assert "found" not in table.caption
 
 
 def test_settings_with_the_same_last_word_have_columns_that_tell_them_apart(tmp_path):
