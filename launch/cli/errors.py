@@ -78,7 +78,7 @@ def report(error: Exception) -> int | None:
                 is_unread()
                 return 130
             return code
-        problems = [_with_hint(message, getattr(error, "ctx", None))]
+        problems = [_with_hint(message, getattr(error, "ctx", None), getattr(error, "option_name", ""))]
     else:
         return None
     for problem in problems:
@@ -96,10 +96,13 @@ def _usage(error: Any) -> str:
     return "; ".join(sentences(cause, lambda key: "", max(parameter.opts, key=len)))
 
 
-def _with_hint(message: str, context: Any) -> str:
-    """Add where to read on, unless the message ends with a suggestion."""
+def _with_hint(message: str, context: Any, option: str) -> str:
+    """Add where to read on, unless the message ends with a suggestion; for a setting given as an option, how to give it."""
     if context is None or message.endswith("?"):
         return message
+    key = option.lstrip("-")
+    if "." in key and any((parameter.metavar or "").startswith("KEY=VALUE") for parameter in context.command.params):
+        return f"{message}; a setting has no dashes: {key}=VALUE"
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"
 
 

@@ -306,6 +306,13 @@ NAMES: list[Case] = [
     ("data fetch imagenet", 2, ["unknown data set 'imagenet'", "allowed: mnist, "]),
     ("data fly", 2, ["No such command 'fly'"]),
     ("run {config} --fast", 2, ["No such option", "--fast"]),
+    (
+        "run {config} --privacy.epsilon=3",
+        2,
+        ["No such option: --privacy.epsilon; a setting has no dashes: privacy.epsilon=VALUE"],
+    ),
+    ("sweep {config} --privacy.epsilon 3,5", 2, ["a setting has no dashes: privacy.epsilon=VALUE"]),
+    ("report {run} --privacy.epsilon=3", 2, ["No such option: --privacy.epsilon; see `dpcfl report --help`"]),
     ("run", 2, ["give a configuration"]),
     ("run {config} --resume {run}", 2, ["--resume takes no configuration"]),
     ("run {config} rounds", 2, ["override 'rounds' is not key=value"]),
