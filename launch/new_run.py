@@ -36,7 +36,7 @@ def check_gpus(config: Config) -> None:
 
     Raises:
         ConfigError: If a GPU that the configuration asks for is missing, as `devices.assign`.
-        RunFailed: If nvidia-smi does not answer.
+        RunFailed: As `visible_gpus`.
     """
     if config.runtime.federation == "network":  # otherwise everything is computed on the CPU
         deal(config.runtime, 1)

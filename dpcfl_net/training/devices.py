@@ -102,7 +102,8 @@ def deal(settings: Settings, workers: int) -> list[Device]:
         workers: Number of workers.
 
     Raises:
-        ConfigError: As `assign`.
+        ConfigError: As `assign` and `visible_gpus`.
+        RunFailed: As `visible_gpus`.
     """
     return assign(settings, workers, [] if settings.device == "cpu" else visible_gpus())
 

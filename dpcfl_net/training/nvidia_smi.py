@@ -12,9 +12,12 @@ import subprocess
 from dataclasses import dataclass
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.core.files import reason
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PATIENCE_S = 20
+_MOST_SAID = 400  # characters of its message
+_NONE_HERE = (6, 9, 12)  # its exit codes where it finds no GPU, no driver is loaded, or the driver's library is missing
 _SLICE = re.compile(r"MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
 
 
@@ -46,7 +49,7 @@ def visible_gpus() -> list[Gpu]:
 
     Raises:
         ConfigError: If the numbers in CUDA_VISIBLE_DEVICES are ambiguous.
-        RunFailed: If nvidia-smi does not answer.
+        RunFailed: If nvidia-smi does not answer, or fails although there is a driver.
     """
     gpus = _listed()
     allowed = os.environ.get(VISIBLE)
@@ -130,12 +133,23 @@ def _table(query: str) -> list[list[str]]:
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
-    """Output of nvidia-smi; empty if it fails, for example without a driver; None if it is not installed."""
+    """Output of nvidia-smi; empty where there is no GPU or no driver; None if it is not installed.
+
+    Any other failure, as of a driver that waits for a restart or of one lost GPU, is an error: `auto` would take the CPU in silence.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
+    command = f"{program} {' '.join(arguments)}"
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{program} {' '.join(arguments)} gave no answer within {_PATIENCE_S} s") from None
-    return done.stdout if done.returncode == 0 else ""
+        raise RunFailed(f"{command} gave no answer within {_PATIENCE_S} s") from None
+    except OSError as error:
+        raise RunFailed(f"{program} cannot be run: {reason(error)}") from None
+    if done.returncode and done.returncode not in _NONE_HERE:
+        said = "; ".join(line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip())
+        raise RunFailed(
+            f"{command} failed with exit code {done.returncode}: {said[:_MOST_SAID] or 'no message'}; runtime.device=cpu needs no GPU"
+        )
+    return "" if done.returncode else done.stdout

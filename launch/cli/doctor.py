@@ -19,7 +19,7 @@ from dpcfl_net.core.cores import usable_cores
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.files import reason
 from dpcfl_net.experiment.config import LEAST_GROUP
-from dpcfl_net.training.nvidia_smi import gpu_names, visible_gpus
+from dpcfl_net.training.nvidia_smi import VISIBLE, gpu_names, visible_gpus
 
 Verdict = Literal["good", "note", "fails"]
 PACKAGES = ("torch", "torchvision", "opacus", "scikit-learn", "pyzmq", "msgpack", "numpy", "dp-accounting", "cryptography")
@@ -230,20 +230,25 @@ def gpus() -> Finding:
     """Check for GPUs and whether the installed torch can use them."""
     import torch
 
-    usable = torch.cuda.is_available()
+    built = torch.version.cuda
     try:
-        listed, visible = gpu_names(), visible_gpus() if usable else []
+        listed, visible = "; ".join(gpu_names()), visible_gpus()
     except DpcflError as error:
         return Finding("GPUs", "fails", str(error), "repair the driver, or compute on the CPU: runtime.device=cpu")
-    if listed and not usable:
-        built = torch.version.cuda or "no CUDA"
-        return Finding(
-            "GPUs", "note", f"{'; '.join(listed)}; torch is built with {built}", "install a CUDA build of torch to use them"
-        )
-    if not usable:
+    if not listed:
         return Finding("GPUs", "good", "none found; workers compute on the CPU")
+    if not built:
+        return Finding("GPUs", "note", f"{listed}; torch is built with no CUDA", "install a CUDA build of torch to use them")
+    if not visible:
+        hidden = f"{listed}; {VISIBLE}={os.environ.get(VISIBLE, '')} hides them; workers compute on the CPU"
+        return Finding("GPUs", "note", hidden, f"unset {VISIBLE} to use them")
+    if not torch.cuda.is_available():
+        return Finding(
+            "GPUs", "fails", f"{listed}; torch is built with CUDA {built}, which does not start on them",
+            "install a driver for this CUDA, or torch for an earlier one, or compute on the CPU: runtime.device=cpu",
+        )  # fmt: skip
     free = ", ".join(f"{gpu.free / 2**30:.1f} GiB free on {gpu.uuid}" for gpu in visible)
-    found = f"{'; '.join(listed) or 'usable'}; {free or 'none visible to this process'}; torch is built with CUDA {torch.version.cuda}"
+    found = f"{listed}; {free}; torch is built with CUDA {built}"
     return Finding("GPUs", "good", f"{found}; runtime.slots_per_gpu workers (default 1) compute on a GPU at a time")
 
 

@@ -79,13 +79,31 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
     assert by_name["GPUs"].verdict == "good"
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_note_with_its_fix(monkeypatch):
-    monkeypatch.setattr(doctor, "gpu_names", lambda: ["GPU 0: NVIDIA H100"])
+@pytest.mark.parametrize(
+    ("built", "hidden", "verdict", "fix"),
+    [
+        (None, False, "note", "install a CUDA build of torch"),
+        ("12.8", True, "note", "unset CUDA_VISIBLE_DEVICES"),
+        ("12.8", False, "fails", "runtime.device=cpu"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_found_with_its_fix(built, hidden, verdict, fix, monkeypatch, tmp_path):
+    """All three were notes with the first fix; in the third, a run with `runtime.device: auto` fails."""
+    (tmp_path / "nvidia-smi").write_text("""#!/bin/sh
+case "$1" in
+  -L) echo "GPU 0: NVIDIA H100 (UUID: GPU-aaaa)" ;;
+  *) echo "GPU-aaaa, 81559, 40000, NVIDIA H100" ;;
+esac
+""")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", built)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     finding = doctor.gpus()
-    assert finding.verdict == "note"
-    assert "H100" in finding.found
-    assert "CUDA build" in finding.fix
+    assert (finding.verdict, "GPU 0: NVIDIA H100" in finding.found, fix in finding.fix) == (verdict, True, True)
 
 
 def test_a_driver_that_does_not_answer_is_a_failure_with_its_fix(tmp_path, monkeypatch):

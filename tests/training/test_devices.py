@@ -125,6 +125,31 @@ def test_a_driver_that_names_no_gpu_is_none(smi, script):
     assert given(2) == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'\nexit 18", "18: Failed to initialize NVML: Driver"),
+        (
+            "echo 'GPU-1, 8, 8, A2'\necho 'GPU 0000:01:00.0 is lost' >&2\nexit 15",
+            "15: GPU-1, 8, 8, A2; GPU 0000:01:00.0 is lost",
+        ),
+    ],
+)
+def test_a_driver_that_fails_is_not_taken_for_no_gpu(smi, script, words):
+    """With `runtime.device: auto` such a machine computed on the CPU, without a word."""
+    smi(f"#!/bin/sh\n{script}\n")
+    with pytest.raises(RunFailed, match=f"failed with exit code {words}") as caught:
+        devices.deal(settings(), 2)
+    assert "runtime.device=cpu" in str(caught.value)
+    assert devices.deal(settings(device="cpu"), 2) == [CPU, CPU]
+
+
+def test_an_nvidia_smi_that_cannot_be_run_is_named(smi):
+    smi("no program of this machine")
+    with pytest.raises(RunFailed, match="nvidia-smi cannot be run: "):
+        devices.visible_gpus()
+
+
 def test_workers_are_dealt_out_in_turn_with_the_settings_of_a_lease(smi):
     assert given(5) == given(5, device="cuda") == [A, B, C, A, B]
     assert given(2, device="cuda:1") == [B, B]
