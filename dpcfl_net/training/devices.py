@@ -171,11 +171,15 @@ def use(device: Device) -> None:
 
     A process on the CPU sees no GPU. On a GPU, float32 is IEEE float32 and only deterministic kernels may run; others raise.
 
+    CUDA starts without the GPU: one that is full, belongs to another process or is of a kind that torch has no kernels for fails
+    at the first kernel. So some noise is computed here, before a task is charged.
+
     Args:
         device: The device.
 
     Raises:
-        RunFailed: If CUDA was started already, here or before a fork, or cannot use the GPU.
+        RunFailed: If CUDA was started already, here or before a fork, or cannot compute on the GPU, or if the GPU computes other
+            bits of noise than the CPU.
     """
     global _current
     import torch
@@ -188,11 +192,15 @@ def use(device: Device) -> None:
         raise RunFailed(
             f"GPU {device.uuid} cannot be chosen: CUDA was started here, or in the process that this was forked from"
         )
+    from dpcfl_net.privacy import device_noise
+
     os.environ |= {VISIBLE: device.uuid} | _CUDA_ENVIRONMENT
     try:
         torch.cuda.init()
         if device.memory_fraction is not None:
             torch.cuda.set_per_process_memory_fraction(device.memory_fraction, 0)
+        device_noise.check(torch.device("cuda"))
+        torch.cuda.empty_cache()
     except (RuntimeError, AssertionError) as problem:  # an AssertionError from a torch that is built without CUDA
         raise RunFailed(f"GPU {device.uuid} cannot be used: {problem}") from problem
     _current = device

@@ -25,6 +25,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.cli import doctor
+from dpcfl_net.privacy import device_noise
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker_process import turns
@@ -272,6 +273,22 @@ def test_a_forked_worker_chooses_its_gpu_before_cuda_starts(tmp_path):
 def test_after_cuda_has_started_no_gpu_can_be_chosen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RunFailed, match="CUDA was started"):
+        devices.use(Device(A))
+    assert devices.torch_device() == torch.device("cpu")
+
+
+def test_a_gpu_on_which_nothing_can_be_computed_is_found_before_a_task_is_charged(monkeypatch):
+    """CUDA starts, and the first kernel fails: it was that of a charged task, and of the next one after each restart."""
+
+    def busy(device):
+        raise RuntimeError(f"CUDA error: CUDA-capable device(s) is/are busy or unavailable ({device})")
+
+    for name in ("CUDA_VISIBLE_DEVICES", *devices._CUDA_ENVIRONMENT):
+        monkeypatch.setenv(name, "")  # restored at the end
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(device_noise, "check", busy)
+    with pytest.raises(RunFailed, match=rf"GPU {A} cannot be used: .* busy or unavailable \(cuda\)"):
         devices.use(Device(A))
     assert devices.torch_device() == torch.device("cpu")
 
