@@ -9,6 +9,7 @@ from typing import Any
 
 from dpcfl_net.core import buffers
 from dpcfl_net.core.cores import usable_cores
+from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, cpu_folder, host_folder
@@ -48,7 +49,8 @@ def turns(spec: WorkerSpec) -> Turns:
         spec: Arguments of the process.
 
     Returns:
-        The function; its context waits for a slot of a core or of the GPU and holds it.
+        The function; its context waits for a slot of a core or of the GPU and holds it. It raises RunFailed if the GPU's memory is
+        too small for the computation.
     """
     device = spec.device
     limit = ComputeSemaphore(*spec.slots) if spec.slots and device.uuid is None else None
@@ -62,6 +64,10 @@ def turns(spec: WorkerSpec) -> Turns:
         with limit.hold() if limit else contextlib.nullcontext(), shared.hold():
             try:
                 yield
+            except RuntimeError as error:
+                if why := devices.out_of_memory(error):
+                    raise RunFailed(why) from error
+                raise
             finally:
                 devices.release()
 

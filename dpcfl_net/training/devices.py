@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "CPU", "Device", "Gpu", "assign", "deal", "lend", "release", "repeatable", "strict_arithmetic", "torch_device", "use",
+    "CPU", "Device", "Gpu", "assign", "deal", "lend", "out_of_memory", "release", "repeatable", "strict_arithmetic", "torch_device", "use",
     "visible_gpus",
 ]  # fmt: skip
 
@@ -235,6 +235,22 @@ def strict_arithmetic() -> None:
     backends.cudnn.benchmark, backends.cudnn.deterministic = False, True
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
+
+
+def out_of_memory(error: RuntimeError) -> str:
+    """Explain an error of torch that is about the GPU's memory; empty for other errors.
+
+    Args:
+        error: The error of a computation.
+    """
+    import torch
+
+    if not isinstance(error, torch.OutOfMemoryError):
+        return ""
+    return (
+        f"GPU {_current.uuid} has too little memory for this task: lower runtime.slots_per_gpu or local.batch_size, or raise "
+        f"runtime.gpu_memory_fraction if it is set ({error})"
+    )
 
 
 def lend(thing: Movable) -> torch.device:

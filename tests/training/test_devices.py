@@ -372,6 +372,15 @@ def test_the_end_of_a_lease_gives_everything_back_though_the_task_fails(pretende
     assert pretended == ["synchronize", "workspaces", "empty_cache"] * 2
 
 
+def test_a_task_that_its_gpu_has_no_memory_for_ends_with_what_to_change(pretended, tmp_path):
+    """It was a traceback of torch."""
+    turn = turns(WorkerSpec(tmp_path, 0, "", None, tmp_path, "", tmp_path, device=Device(A)))
+    said = "CUDA out of memory. Tried to allocate 20.00 MiB."
+    with pytest.raises(RunFailed, match=rf"GPU {A} has too little memory .* runtime\.slots_per_gpu .*{said}"), turn():
+        raise torch.OutOfMemoryError(said)
+    assert pretended == ["synchronize", "workspaces", "empty_cache"]
+
+
 COPIED_OUT = r"Cannot copy out of meta tensor|item\(\) cannot be called on meta"
 
 
