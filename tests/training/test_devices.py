@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SMALL, dpcfl
-from records import Images, small, start
+from records import KEY, Images, start
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.frozen import digest
@@ -26,13 +27,18 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.cli import doctor
 from dpcfl_net.privacy import device_noise
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker_process import turns
 from dpcfl_net.training import devices, models
+from dpcfl_net.training.deep_path import DeepPath
 from dpcfl_net.training.devices import CPU, Device
-from dpcfl_net.training.dpsgd import Evaluator
+from dpcfl_net.training.dpsgd import Evaluator, Trainer
+from dpcfl_net.training.gradient_engines import PATHS
 from dpcfl_net.training.nvidia_smi import memory_by_process
+from dpcfl_net.training.opacus_path import OpacusPath
+from dpcfl_net.training.physical_batches import SameBits
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.keys import make_keys
 
@@ -381,27 +387,55 @@ def test_a_task_that_its_gpu_has_no_memory_for_ends_with_what_to_change(pretende
     assert pretended == ["synchronize", "workspaces", "empty_cache"]
 
 
+PACKAGE = Path(devices.__file__).parents[1]
 COPIED_OUT = r"Cannot copy out of meta tensor|item\(\) cannot be called on meta"
+
+
+@pytest.fixture
+def without_numbers(pretended, monkeypatch):
+    """The GPU is torch's `meta` device; the comparisons of bits, which need numbers, are left out."""
+    monkeypatch.setattr(devices, "torch_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(SameBits, "alike", lambda self, size, *_: size)
+    monkeypatch.setattr(device_noise, "check", lambda device: None)
+
+
+def copied_out_in(compute) -> str:
+    """Function in which a computation on `meta` ends: where it brings its result back."""
+    with pytest.raises((NotImplementedError, RuntimeError), match=COPIED_OUT) as caught:
+        compute()
+    return [frame.name for frame in traceback.extract_tb(caught.tb) if PACKAGE in Path(frame.filename).parents][-1]
+
+
+# A module moves to `meta` by new parameters, and to a GPU by new memory of the old ones, which these two keep.
+ENGINES = {"deep": DeepPath, "opacus": OpacusPath}
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "path"),
-    [("digits-cnn", (1, 8, 8), "fast"), ("digits-cnn", (1, 8, 8), "opacus"), ("cifar-cnn", (3, 32, 32), "fast")],
+    [
+        *(("digits-cnn", (1, 8, 8), path) for path in PATHS),
+        ("cifar-cnn", (3, 32, 32), "fast"),
+        *(("char-transformer", (16,), path) for path in ("deep", "vmap")),
+    ],
 )
-def test_nothing_of_the_engine_stays_on_the_cpu(pretended, monkeypatch, name, shape, path):
-    """Tensors without data, on a device that takes no others: the engine must come to where it brings its result back."""
-    monkeypatch.setattr(devices, "torch_device", lambda: torch.device("meta"))
+def test_nothing_of_the_engine_stays_on_the_cpu(without_numbers, name, shape, path):
+    """Tensors without data, on a device that takes no others: the engine must come to where it brings its result back.
+
+    It stopped at the comparison of bits, or at a parameter of Opacus: clipping, sums, noise and steps were not reached.
+    """
     data, theta, module = Images(20, shape), start(name, shape), models.build(name, shape, 10)
     sgd = PlainSGD(models.build(name, shape, 10), epochs=1, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.1)
-    trainer = type(small())(module, clip=1.0, learning_rate=0.1, batch_size=8, path=path)
-    for compute in (
-        lambda: trainer.clipped_sum(theta, data, np.arange(20)),
-        lambda: Evaluator(module).each(theta, data, base_model=theta),
-        lambda: sgd.train(theta, data, np.random.default_rng(0), proximal=(0.1, theta), base_model=theta),
-        lambda: sgd.mean_losses(np.stack([theta, theta]), data, base_model=theta),
+    engine = ENGINES[path](models.build(name, shape, 10).to("meta")) if path in ENGINES else path
+    trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=8, path=engine)
+    slot = DPSGDSlot("train", 0.9, 2)
+    for compute, last in (
+        (lambda: trainer.clipped_sum(theta, data, np.arange(20)), "clipped_sum"),
+        (lambda: trainer.train(theta, data, slot, 1.0, KEY, proximal=(0.1, theta)), "model"),
+        (lambda: Evaluator(module).each(theta, data, base_model=theta), "each"),
+        (lambda: sgd.train(theta, data, np.random.default_rng(0), proximal=(0.1, theta), base_model=theta), "train"),
+        (lambda: sgd.mean_losses(np.stack([theta, theta]), data, base_model=theta), "mean_losses"),
     ):
-        with pytest.raises((NotImplementedError, RuntimeError), match=COPIED_OUT):
-            compute()
+        assert copied_out_in(compute) == last
 
 
 @pytest.mark.parametrize(("on_gpu", "status"), [(True, "lost"), (False, "release")])
