@@ -88,6 +88,20 @@ def require_safe(address: str, security: str) -> None:
         raise ConfigError(f"transport.security: none is allowed on loopback only, not on {address}")
 
 
+def require_free(address: str) -> None:
+    """Check that this machine can listen on an address now.
+
+    Args:
+        address: "tcp://host:port"; the port "*" is any free one.
+
+    Raises:
+        ConfigError: If the address is malformed, taken, or that of another machine.
+    """
+    require_safe(address, "curve")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as made:
+        _bind(made, address)
+
+
 def send(made: zmq.Socket, *frames: bytes | memoryview) -> None:
     """Send one multipart message without waiting.
 
@@ -302,7 +316,7 @@ def _bind(made: zmq.Socket, address: str) -> str:
         made.bind(address)
     except zmq.ZMQError as error:
         unknown = "no address of this name or form" if error.errno in (errno.EAGAIN, errno.EINVAL, errno.ENODEV) else None
-        raise ConfigError(f"cannot listen on {address}: {unknown or error.strerror}") from None
+        raise ConfigError(f"cannot listen on {address}: {unknown or zmq.strerror(error.errno)}") from None
     return bytes(made.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from dpcfl_net import __version__
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import StrictModel
 from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL, ROSTER, signature_path
 from dpcfl_net.experiment.config_schema import RuntimeSettings
@@ -134,6 +136,13 @@ class AgentHello(Message):
     gpus: Annotated[list[Name], Field(max_length=1024)]
 
 
+class _Versioned(BaseModel):
+    """The part of a first report that all versions have."""
+
+    say: Literal["hello"]
+    version: Name
+
+
 class PublicKeys(Message):
     """Report: public keys by client, and identities if the command asks for them; the secret keys stay on the host."""
 
@@ -251,9 +260,33 @@ def read_report(line: bytes) -> AgentReport:
     return _read(_REPORTS, line)
 
 
+def read_first_report(line: bytes) -> AgentReport:
+    """Parse the first line of a host, which may run another version, or print a greeting before its agent starts.
+
+    Args:
+        line: One line, without the newline.
+
+    Raises:
+        Refused: "version" for the hello of another version, whatever else it holds; "agent-line" for no report of this version.
+    """
+    try:
+        version = _Versioned.model_validate_json(line).version
+    except ValidationError:
+        version = __version__
+    if version != __version__:
+        raise Refused("version", f"dpcfl_net {version} is installed there, {__version__} on this machine")
+    return read_report(line)
+
+
 def _read(adapter: TypeAdapter, line: bytes) -> Any:
     try:
         return adapter.validate_json(line)
     except ValidationError as error:
-        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
+        problems = error.errors()[:3]
+        if problems[0]["type"] == "json_invalid":
+            raise Refused(
+                "agent-line",
+                f"{shown(line.decode(errors='replace'))} is no message: only the agent may write there, and no start-up file of a shell",
+            ) from None
+        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in problems)
         raise Refused("agent-line", f"not a message of this version: {fields}") from None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dpcfl_net import __version__
 from dpcfl_net.core.clock import wait_awake
 from dpcfl_net.core.errors import DpcflError, LedgerError, Refused, RunFailed
 from dpcfl_net.core.files import reason
@@ -34,6 +33,7 @@ from dpcfl_net.launch.placement.messages import (
     StartAggregator,
     StartWorker,
     WorkerEnded,
+    read_first_report,
     read_report,
 )
 from dpcfl_net.launch.placement.remote_processes import RemoteAggregator, RemoteHandle, RemoteProcess
@@ -270,7 +270,7 @@ class HostAgent:
             if self._closing:
                 connection.hang_up()
             for line in connection.reports():
-                report = read_report(line)
+                report = read_report(line) if answered else read_first_report(line)
                 if isinstance(report, AgentHello):
                     self._on_hello(report, connection)
                     answered = True
@@ -289,8 +289,6 @@ class HostAgent:
         return answered
 
     def _on_hello(self, hello: AgentHello, connection: HostConnection) -> None:
-        if hello.version != __version__:
-            raise Refused("version", f"dpcfl_net {hello.version} is installed there, {__version__} on this machine")
         with self._lock:
             first: list[Message] = [] if self._known is None else [self._known]
             first += [] if self._job is None else [self._with_counters(self._job)]

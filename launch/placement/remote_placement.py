@@ -19,7 +19,8 @@ from dpcfl_net.launch.placement.placements import KeyOwners
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, close_all, node_of
 from dpcfl_net.launch.placement.shares import assign_processes, share_processes
 from dpcfl_net.transport.identities import identity_path
-from dpcfl_net.transport.keys import OBSERVER, aggregator_key, client_key, public_path
+from dpcfl_net.transport.keys import COORDINATOR, OBSERVER, aggregator_key, client_key, public_path
+from dpcfl_net.transport.sockets import require_free
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,17 @@ class RemotePlacement:
         """Connect to all hosts.
 
         Raises:
+            ConfigError: If coordinator and observer could not listen here.
             RunFailed: If one does not answer.
         """
+        for role in (COORDINATOR, OBSERVER):
+            try:
+                require_free(self.bind(role))
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error}; --address takes a name or an address of this machine, without brackets and port (--bind, if workers reach "
+                    "it at another one), and --ports two free ports"
+                ) from None
         for agent in self._agents:
             agent.open()
         for agent in self._agents:

@@ -367,9 +367,11 @@ def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(elsewher
         ({"through": ["no-such-command"]}, "host a: cannot run no-such-command: no such file or folder"),
         ({"through": ["sh", "-c", "echo no such luck >&2; exit 9"]}, "host a: exit code 9: no such luck"),
         ({"through": ["/no/such/program"]}, "host a:"),
-        ({"through": ["sh", "-c", "echo good morning"]}, "host a: agent-line"),
+        ({"through": ["sh", "-c", "echo good morning"]}, "host a: agent-line: 'good morning' is no message: only the agent"),
         ({"through": ["sh", "-c", """echo '{"say":"hello","version":"0.0.0","host":"h","cores":1,"memory":1,"gpus":[]}'; cat"""]},
          "host a: version: dpcfl_net 0.0.0 is installed there"),
+        ({"through": ["sh", "-c", """echo '{"say":"hello","version":"9.0.0","more":[]}'; cat"""]},
+         "host a: version: dpcfl_net 9.0.0 is installed there"),
         ({"python": "/no/such/python"}, "/no/such/python"),
     ],
 )  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
 
 from dpcfl_net import __version__
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch.placement.base import Addresses
 from dpcfl_net.launch.placement.messages import FILES, AgentHello, SetJob, read_command
@@ -89,3 +91,28 @@ def test_each_host_is_told_its_processes_and_where_its_data_sets_are(opened, tmp
     assert {name: (job.data_root, job.firsts) for name, job in jobs.items()} == {"a": ("/there", [0, 6]), "b": ("/here", [3])}
     assert {(job.connect, job.observer, job.operator_key) for job in jobs.values()} == {("tcp://c:1", "tcp://o:1", "key")}
     assert all(job.files == {name: f"of {name}" for name in FILES} for job in jobs.values())
+
+
+@pytest.mark.parametrize(
+    ("listening", "said"),
+    [
+        (ListenAddress("192.0.2.1"), "cannot listen on tcp://192.0.2.1:*: Cannot assign requested address; --address takes"),
+        (ListenAddress("[::1]"), "an address must look like tcp://host:port"),
+        (ListenAddress("127.0.0.1:5700"), "cannot listen on tcp://[127.0.0.1:5700]:*: no address of this name or form"),
+    ],
+)
+def test_an_address_of_no_use_here_is_refused_before_a_host_is_contacted(listening, said):
+    """It was found once the job was signed, and the error named no option."""
+    placement = RemotePlacement([Host("a", lambda: pytest.fail("contacted"))], listening)
+    with pytest.raises(ConfigError) as refused:
+        placement.open()
+    assert str(refused.value).startswith(said)
+    assert "--bind" in str(refused.value)
+
+
+def test_a_port_that_is_taken_is_refused_before_a_host_is_contacted():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        placement = RemotePlacement([Host("a", lambda: pytest.fail("contacted"))], ListenAddress("127.0.0.1", ports=(0, taken)))
+        with pytest.raises(ConfigError, match=f"cannot listen on tcp://127.0.0.1:{taken}: Address already in use; .*--ports"):
+            placement.open()
