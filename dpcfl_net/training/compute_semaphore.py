@@ -23,17 +23,18 @@ _log = logging.getLogger(__name__)
 def host_folder() -> Path:
     """Return the folder that all workers of this user on this host share until it restarts.
 
-    It lies below $XDG_RUNTIME_DIR or /tmp, never below a home directory, which hosts may share.
+    It lies below $XDG_RUNTIME_DIR or, where there is no such folder, /tmp, never below a home directory, which hosts may share.
 
     Raises:
         RunFailed: If the folder cannot be created or belongs to another user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     base = os.environ.get("XDG_RUNTIME_DIR")
-    home = Path(base) / "dpcfl_net" if base else Path("/tmp") / f"dpcfl_net-{os.getuid()}"
+    # srun passes on the variable of the host of the login; on a node without a login there is no such folder.
+    home = Path(base) / "dpcfl_net" if base and os.path.isdir(base) else Path("/tmp") / f"dpcfl_net-{os.getuid()}"
     for folder in (home, home / boot):
         try:
-            folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             found = folder.lstat()
         except OSError as error:
             raise RunFailed(

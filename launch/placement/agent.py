@@ -59,6 +59,7 @@ from dpcfl_net.launch.placement.messages import (
 )  # fmt: skip
 from dpcfl_net.launch.placement.slot_folder import SlotFolder
 from dpcfl_net.runtime.specs import WorkerSpec, WorkerTerms
+from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.identities import make_identities, read_public_identity
@@ -217,6 +218,7 @@ class Agent:
     def _prepare_keys(self, command: PrepareKeys) -> PublicKeys:
         if command.runtime is not None:
             deal(command.runtime, 1)
+        host_folder()  # without it each worker would fail, after the job with the new keys is signed
         folder = self._files.keys
         missing = [c for c in command.clients if command.existing and not keys.secret_path(folder, client_key(c)).exists()]
         if missing:

@@ -93,6 +93,15 @@ def test_a_command_that_is_too_long_is_refused(tmp_path, monkeypatch):
         reports_of(tmp_path / "run", job(FILES))
 
 
+def test_a_host_without_a_place_for_compute_slots_makes_no_keys(tmp_path, monkeypatch):
+    """Each of its workers failed, one restart after another, after the job had been signed."""
+    (tmp_path / "dpcfl_net").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(RunFailed, match=r"the folder of compute slots .* cannot be created"):
+        reports_of(tmp_path / "run", PrepareKeys(clients=[3], existing=False))
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_folder_of_a_host_is_for_its_owner_only(tmp_path):
     reports_of(tmp_path / "run", PrepareKeys(clients=[3], existing=False))
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700

@@ -193,6 +193,8 @@ def test_slots_belong_to_the_host_and_the_user_across_runs(tmp_path, monkeypatch
     assert host_folder() == tmp_path / "dpcfl_net" / boot
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert str(host_folder()).startswith(f"/tmp/dpcfl_net-{os.getuid()}/")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "of the host of the login"))  # as srun passes it on
+    assert str(host_folder()).startswith(f"/tmp/dpcfl_net-{os.getuid()}/")
     specs = [WorkerSpec(tmp_path / run, 0, "", None, tmp_path, "", tmp_path) for run in ("a", "b")]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
