@@ -331,6 +331,8 @@ def _open_placement(
         placement = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), assigned)
         stack.callback(placement.close)
         placement.open()
+        for warning in placement.clock_warnings():
+            print(f"warning: {warning}", file=sys.stderr)
         yield placement
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,7 +127,7 @@ class SendSignal(Message):
 
 
 class AgentHello(Message):
-    """Report, always the first: version and resources of the host; memory in bytes."""
+    """Report, always the first: version and resources of the host, memory in bytes; `clock` is its time, in seconds since 1970."""
 
     say: Literal["hello"] = "hello"
     version: Name
@@ -134,6 +135,7 @@ class AgentHello(Message):
     cores: int = Field(ge=1, le=10**6)
     memory: int = Field(ge=0, le=2**60)
     gpus: Annotated[list[Name], Field(max_length=1024)]
+    clock: float = Field(default_factory=time.time, ge=0, le=10**11)
 
 
 class _Versioned(BaseModel):

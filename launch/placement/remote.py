@@ -74,6 +74,7 @@ class HostAgent:
         host: The host.
         ledgers: Folder of the copies of ledgers, once there is a run.
         hello: First report of the agent, once it has answered.
+        ahead_s: Seconds by which the clock of the host was ahead of this machine's then.
         keys: Public key of each client of the host.
         identities: Public identity of each client of the host; empty without secure sums.
         aggregator: Number of the host's aggregator in the job; None: no aggregator.
@@ -86,6 +87,7 @@ class HostAgent:
     host: Host
     ledgers: Path | None = None
     hello: AgentHello | None = None
+    ahead_s: float = 0.0
     keys: dict[int, str] = field(default_factory=dict)
     identities: dict[int, str] = field(default_factory=dict)
     aggregator: int | None = None
@@ -298,6 +300,7 @@ class HostAgent:
             self._answered = True
         with self._changed:
             self.hello, self.error_text, self._code = hello, "", LOST
+            self.ahead_s = hello.clock - time.time()
             self._changed.notify_all()
 
     def _on_report(self, report: Message) -> None:

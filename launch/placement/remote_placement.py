@@ -22,6 +22,8 @@ from dpcfl_net.transport.identities import identity_path
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER, aggregator_key, client_key, public_path
 from dpcfl_net.transport.sockets import require_free
 
+CLOCK_S = 5.0  # more than the hello of a host takes to arrive
+
 
 @dataclass(frozen=True)
 class ListenAddress:
@@ -73,6 +75,15 @@ class RemotePlacement:
             agent.open()
         for agent in self._agents:
             agent.wait_for(agent.has_answered, HELLO_S)
+
+    def clock_warnings(self) -> list[str]:
+        """Return a sentence for each host whose clock differs from this machine's by more than `CLOCK_S`."""
+        return [
+            f"the clock of host {agent.host.name} is {abs(agent.ahead_s):,.0f} s {'ahead of' if agent.ahead_s > 0 else 'behind'} "
+            "this machine's: so are the times of its clients in spans.jsonl, timelines and traces"
+            for agent in self._agents
+            if abs(agent.ahead_s) > CLOCK_S
+        ]
 
     def capacity(self) -> list[Node]:
         """See `Placement`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -21,14 +22,15 @@ LOOPBACK = ListenAddress("127.0.0.1")
 class Connection:
     """A host of some cores that answers and starts nothing."""
 
-    def __init__(self, cores: int):
-        self.sent, self._cores, self._ends = [], cores, threading.Event()
+    def __init__(self, cores: int, ahead: float = 0.0):
+        self.sent, self._cores, self._ahead, self._ends = [], cores, ahead, threading.Event()
 
     def send(self, data):
         self.sent.append(read_command(data.rstrip()))
 
     def reports(self):
-        yield AgentHello(version=__version__, host="far", cores=self._cores, memory=1, gpus=[]).line().rstrip()
+        clock = time.time() + self._ahead
+        yield AgentHello(version=__version__, host="far", cores=self._cores, memory=1, gpus=[], clock=clock).line().rstrip()
         self._ends.wait(60)
 
     def failure(self):
@@ -116,3 +118,15 @@ def test_a_port_that_is_taken_is_refused_before_a_host_is_contacted():
         placement = RemotePlacement([Host("a", lambda: pytest.fail("contacted"))], ListenAddress("127.0.0.1", ports=(0, taken)))
         with pytest.raises(ConfigError, match=f"cannot listen on tcp://127.0.0.1:{taken}: Address already in use; .*--ports"):
             placement.open()
+
+
+@pytest.mark.parametrize(("ahead", "said"), [(90.0, "is 90 s ahead of this"), (-4000.0, "is 4,000 s behind this"), (1.0, None)])
+def test_a_clock_that_differs_is_named(ahead, said):
+    """The timeline of the report spanned the difference, in silence."""
+    host = Connection(2, ahead)
+    placement = RemotePlacement([Host("a", lambda: host)], LOOPBACK)
+    placement.open()
+    warnings = placement.clock_warnings()
+    placement.close()
+    assert len(warnings) == (said is not None)
+    assert all(f"the clock of host a {said}" in warning for warning in warnings)
