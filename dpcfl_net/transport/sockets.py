@@ -316,7 +316,7 @@ def _bind(made: zmq.Socket, address: str) -> str:
         made.bind(address)
     except zmq.ZMQError as error:
         unknown = "no address of this name or form" if error.errno in (errno.EAGAIN, errno.EINVAL, errno.ENODEV) else None
-        raise ConfigError(f"cannot listen on {address}: {unknown or zmq.strerror(error.errno)}") from None
+        raise ConfigError(f"cannot listen on {address}: {unknown or zmq.strerror(error.errno or 0)}") from None
     return bytes(made.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
 
