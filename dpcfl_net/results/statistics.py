@@ -12,6 +12,7 @@ from typing import Literal
 Test = Literal["t", "share", "sign"]
 LEVEL = 0.95
 MOST_SEEDS = 200  # search limit of `seeds_needed`
+ROUNDING = 1e-12  # of values up to 1, relative to larger ones: differences of this size are errors of floating point
 
 
 def p_values(values: Sequence[float], margin: float, test: Test = "t") -> tuple[float, float]:
@@ -25,7 +26,7 @@ def p_values(values: Sequence[float], margin: float, test: Test = "t") -> tuple[
 
     Returns:
         One-sided p-values: of "the mean is at most the margin" and of "it is at least the margin". (1, 1) for fewer than two
-        values, or if one is not finite, as of a run that diverged. Values without spread get the sign test instead of t.
+        values, or if one is not finite, as of a run that diverged. Values that are equal up to rounding get the sign test instead of t.
     """
     from scipy import stats
 
@@ -33,13 +34,23 @@ def p_values(values: Sequence[float], margin: float, test: Test = "t") -> tuple[
         return 1.0, 1.0
     if test == "share":
         return _share(values, margin)
-    spread = statistics.stdev(values)
+    spread = _spread(values)
     if test == "sign" or spread == 0:
-        above, below = sum(value > margin for value in values), sum(value < margin for value in values)
+        tie = _rounding([*values, margin])
+        above, below = sum(value > margin + tie for value in values), sum(value < margin - tie for value in values)
         draws = above + below
         return float(stats.binom.sf(above - 1, draws, 0.5)), float(stats.binom.sf(below - 1, draws, 0.5))
     t = (statistics.fmean(values) - margin) / (spread / math.sqrt(len(values)))
     return float(stats.t.sf(t, len(values) - 1)), float(stats.t.cdf(t, len(values) - 1))
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Standard deviation; 0 for values that are equal up to rounding, as differences of 80.1 - 79.6 and 70.3 - 69.8 are."""
+    return 0.0 if max(values) - min(values) <= _rounding(values) else statistics.stdev(values)
+
+
+def _rounding(values: Sequence[float]) -> float:
+    return ROUNDING * max(1.0, *map(abs, values))
 
 
 def _share(values: Sequence[float], margin: float) -> tuple[float, float]:
@@ -77,9 +88,9 @@ def interval(values: Sequence[float], test: Test = "t") -> tuple[float, float] |
     if test == "share" and n > 1 and set(values) <= {0, 1}:
         found = stats.binomtest(int(sum(values)), n).proportion_ci(LEVEL)
         return float(found.low), float(found.high)
-    if test != "t" or n < 2 or not all(map(math.isfinite, values)) or statistics.stdev(values) == 0:
+    if test != "t" or n < 2 or not all(map(math.isfinite, values)) or not (spread := _spread(values)):
         return None
-    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * statistics.stdev(values) / math.sqrt(n)
+    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * spread / math.sqrt(n)
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
@@ -114,7 +125,7 @@ def seeds_needed(values: Sequence[float], margin: float, level: float = LEVEL) -
     """
     from scipy import stats
 
-    if len(values) < 2 or not all(map(math.isfinite, values)) or not (spread := statistics.stdev(values)):
+    if len(values) < 2 or not all(map(math.isfinite, values)) or not (spread := _spread(values)):
         return None
     distance = abs(statistics.fmean(values) - margin)
     counts = range(2, MOST_SEEDS + 1)

@@ -96,6 +96,20 @@ def test_values_without_spread_need_six_seeds():
     assert [judge([claim(Comparison(dict.fromkeys(range(n), 3.0), 0.5))])[0].verdict for n in (5, 6)] == ["undecided", "holds"]
 
 
+@pytest.mark.parametrize("margin", [0.5, 1.25, 2.0])
+def test_differences_that_are_equal_up_to_rounding_have_no_spread(margin):
+    """Of records that are counted, equal differences are common; a t of 1e15 would decide them with two seeds."""
+    right = {0: 190, 1: 233, 2: 217, 3: 129, 4: 211, 5: 98}  # of 320 test records; 4 more are 1.25 points
+    one = paired({s: 100 * ((n + 4) / 320) for s, n in right.items()}, {s: 100 * (n / 320) for s, n in right.items()}, margin)
+    values = list(one.values.values())
+    assert len(set(values)) > 1
+    assert statistics.interval(values) is None
+    assert statistics.seeds_needed(values, margin) is None
+    assert one.p_values() == {0.5: (0.5**6, 1.0), 1.25: (1.0, 1.0), 2.0: (1.0, 0.5**6)}[margin]
+    few = Comparison({seed: one.values[seed] for seed in range(3)}, margin)
+    assert judge([claim(few)])[0].verdict == "undecided"
+
+
 def test_exact_claims_and_untested_ones_need_no_seeds():
     why = NotTested("rebalancing moved no label")
     judged = judge([Claim("a", "1", Exact(True)), Claim("b", "1", Exact(False)), Claim("c", "1", why)])
