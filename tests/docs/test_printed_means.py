@@ -159,3 +159,16 @@ def test_table_1_prints_what_its_runs_had(setting: str):
                 wrong.append(f"{system}, epsilon {epsilon}, {guarantee}: {cell} is printed, {expected} was measured")
     assert wrong == []
     assert cells == 42
+
+
+def test_accuracy_by_round_with_the_larger_network_prints_what_its_runs_had():
+    page = (EXPLANATION / "reproductions" / "rr-cluster.md").read_text()
+    table = page.partition("| | 5 | 25 | 50 | 75 | 100 | each seed at 100 |")[2].partition("\n\n")[0]
+    found = rows("rr-cluster-fig1-paper/data.csv")
+    systems = dict.fromkeys(row["system"] for row in found)
+    assert len(systems) == 3
+    for system in systems:
+        by_round = [by_seed(found, "accuracy", system=system, round=each) for each in (5, 25, 50, 75, 100)]
+        means = [number(statistics.fmean(values.values())) for values in by_round]
+        seeds = ", ".join(map(number, by_round[-1].values()))
+        assert f"| {system} | {' | '.join(means)} | {seeds} |" in table
