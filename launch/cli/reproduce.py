@@ -21,6 +21,7 @@ from dpcfl_net.reproduce.base import (
     Grid,
     OutOfTime,
     Reproduction,
+    ReproductionResult,
     Scale,
     find,
     folder_name,
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from dpcfl_net.results.result import Result
 
 STORE = "store"
+UNCOUNTED_LOOK = (
+    "The folder had a result of other runs, whose claims were tested before. That look is not counted: the levels are those of a number of "
+    "seeds that was fixed before the first result. --earlier counts looks."
+)
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -180,14 +185,32 @@ def compute(chosen: type[Reproduction], context: RunContext) -> dict[str, Any]:
             f"{context.folder} has a result of {'all' if known == math.inf else known} runs, and {context.store} has {outcome.runs} of "
             f"{outcome.planned_runs}: give another --out, or remove the folder"
         )
+    uncounted = _has_uncounted_look(context, outcome)
+    if uncounted:
+        outcome.notes.append(UNCOUNTED_LOOK)
     page = write(chosen, outcome, context)
     print(f"\n{chosen.name}: {chosen.title}\nReport: {page}\n")
+    if uncounted:
+        print(UNCOUNTED_LOOK)
     claims = outcome.judged()
     for judged in claims:
         print(judged.line())
     if outcome.partial:
         print(f"partial: {outcome.runs} of {outcome.planned_runs} runs; repeat the command to continue")
     return {"name": chosen.name, "title": chosen.title, "report": str(page), "claims": [one.document() for one in claims]}
+
+
+def _has_uncounted_look(context: RunContext, outcome: ReproductionResult) -> bool:
+    """True if the folder's result tested a claim on other evidence, in a look that the outcome does not count."""
+    file = context.folder / CLAIMS
+    if not file.exists():
+        return False
+    document, now = read_claims(file), {claim.text: claim for claim in outcome.claims}
+    if document.get("looks", 1) < outcome.looks:
+        return False
+    tested = [claim for claim in document.get("claims", []) if claim.get("p_value") is not None and claim["text"] in now]
+    changed = any(claim["comparisons"] != [one.document() for one in now[claim["text"]].comparisons] for claim in tested)
+    return changed or UNCOUNTED_LOOK in document.get("notes", [])
 
 
 def _known_runs(context: RunContext) -> float:

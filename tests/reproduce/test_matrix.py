@@ -219,6 +219,22 @@ def test_a_figure_with_missing_runs_says_so_and_is_continued(two, tmp_path, monk
     assert matrix.read_cells(tmp_path)[Parts.name, "laptop"] == cell
 
 
+def test_a_result_with_more_seeds_in_the_same_folder_says_that_the_look_before_is_not_counted(
+    two, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(reproduce, "find", two.__getitem__)
+
+    def told(seeds, out="out"):
+        reproduce.reproduce([Quick.name], "laptop", tmp_path / out, seeds=seeds)
+        notes = json.loads((tmp_path / out / "quick-fig1-laptop" / "claims.json").read_text())["notes"]
+        assert (reproduce.UNCOUNTED_LOOK in notes) is (reproduce.UNCOUNTED_LOOK in capsys.readouterr().out)
+        return reproduce.UNCOUNTED_LOOK in notes
+
+    assert [told(seeds) for seeds in (1, 3, 3)] == [False] * 3  # one seed tests nothing, and the same runs are the same look
+    assert [told(seeds) for seeds in (5, 5)] == [True] * 2  # also when the command is repeated
+    assert not told(5, "another")
+
+
 def test_a_broken_cell_is_named(tmp_path):
     (tmp_path / "r-dpcfl-fig3-laptop").mkdir()
     (tmp_path / "r-dpcfl-fig3-laptop" / "claims.json").write_text('{"claims": []}')
