@@ -423,6 +423,14 @@ def test_the_best_of_several_shares_is_held_to_a_part_of_alpha():
     assert found == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-4)
 
 
+def test_the_largest_bound_by_guesses_is_that_of_the_page():
+    bits = np.arange(2800) < 1400
+    most = by_guesses(bits.astype(float), bits, 1e-4, 0.05)
+    assert (
+        f"At delta 1e-4 and 2,800 canaries it cannot exceed {most:.1f}" in (ROOT / "docs" / "how-to" / "audit.md").read_text()
+    )
+
+
 @pytest.mark.parametrize(
     ("guesses", "right", "epsilon_", "delta"), [(200, 150, 1.0, 1e-4), (40, 40, 3.0, 1e-5), (50, 0, 1.0, 1e-3)]
 )
