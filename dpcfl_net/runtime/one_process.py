@@ -28,7 +28,7 @@ from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, W
 from dpcfl_net.training import memory
 from dpcfl_net.transport.observer_notes import Models, Personal
 
-MOST_OPEN = 4096  # clients with an open ledger and loaded records; if all are asked in each round, more are opened again in each
+MOST_OPEN = 4096  # clients with an open ledger and loaded records; those of a round beyond it are opened again in each round
 OPEN_FILES = 3  # of an open ledger
 OTHER_FILES = 256  # of the process, at most
 
