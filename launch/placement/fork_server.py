@@ -116,6 +116,7 @@ def serve(channel: int = CHANNEL) -> None:
             if not descriptors:  # too many open files: the launcher sees that its channel is closed
                 continue
             end = socket.socket(fileno=descriptors[0])
+            pid = None
             try:
                 if flags & socket.MSG_CTRUNC:
                     raise OSError(errno.EMFILE, "some of its files cannot be opened")
@@ -123,12 +124,12 @@ def serve(channel: int = CHANNEL) -> None:
             except OSError as error:  # too many open files, no memory, or too many processes
                 end.send(f"cannot fork: {reason(error)}".encode())
                 end.close()
-            else:
-                if not pid:
-                    _become(title.decode(), descriptors, environment)
-                children[os.pidfd_open(pid)] = pid, end
-            for descriptor in descriptors[1:]:
+            if pid == 0:
+                _become(title.decode(), descriptors, environment)
+            for descriptor in descriptors[1:]:  # they may have been the last ones: the handle of the child needs one
                 os.close(descriptor)
+            if pid is not None:
+                children[os.pidfd_open(pid)] = pid, end
 
 
 def _report_end(pid: int, channel: socket.socket) -> None:

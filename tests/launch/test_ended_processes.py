@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.placement import child, parents
 from dpcfl_net.launch.placement.child import ForkServer, role_environment, start_of
+from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.launch.placement.host_aggregator import end_of_log
 
 
@@ -65,6 +67,27 @@ def test_a_process_that_the_system_killed_says_what_that_may_mean(tmp_path):
         "the child ended with code -9 (killed, for example because the machine had no memory left): round 2 of 6 done "
         f"(log: {tmp_path / 'log'})"
     )
+
+
+def show_files(name: str) -> None:
+    """Main function of a child that shows its open files, which of them its own children get, and what it can read from the first."""
+    held = [number for number in range(200) if os.path.exists(f"/proc/self/fd/{number}")]
+    print(name, held, [number for number in held if os.get_inheritable(number)], flush=True)
+    print(os.read(FIRST_FREE, 100).decode(), file=sys.stderr, flush=True)
+
+
+def test_a_process_has_its_own_files_and_none_of_another_process(tmp_path, server):
+    receiver, sender = os.pipe()
+    os.write(sender, b"for client 1")
+    resting = server.fork("client 0", start_of("test_ended_processes:rest", 600, role_environment()), tmp_path / "other log")
+    start = start_of("test_ended_processes:show_files", "client 1", role_environment())
+    forked = server.fork("client 1", start, tmp_path / "log", [receiver])
+    assert forked.wait(60) == 0
+    assert (tmp_path / "log").read_text() == "client 1 [0, 1, 2, 3, 4] [0, 1, 2]\nfor client 1\n"
+    for one in (forked, resting):
+        one.close()
+    for end in (receiver, sender):
+        os.close(end)
 
 
 class Killed(Exception):
@@ -194,6 +217,42 @@ def test_a_process_that_cannot_take_its_files_says_so(tmp_path):
     with pytest.raises(RunFailed, match=r"^client 0 was not started: its files could not be put in place: invalid argument$"):
         limited.fork("client 0", start_of("test_ended_processes:rest", 600, role_environment()), tmp_path / "log")
     limited.close()
+
+
+def leave_free(server: ForkServer, descriptors: int) -> None:
+    """Limit the open files of a parent that waits for a request, until it has read the next one."""
+    parent = psutil.Process(server.pid)
+    without_children(parent)
+    while parent.status() != psutil.STATUS_SLEEPING:
+        time.sleep(0.002)
+    held = {int(name) for name in os.listdir(f"/proc/{server.pid}/fd")}
+    limit = max(most for most in range(64) if most - sum(number < most for number in held) == descriptors)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+@pytest.mark.parametrize(
+    ("free", "why"),
+    [
+        (0, ""),
+        (1, "cannot fork: too many open files"),
+        (2, "cannot fork: too many open files"),
+        (3, "its files could not be put in place"),
+    ],
+)
+def test_a_parent_without_free_descriptors_stays_for_the_next_process(tmp_path, server, free, why):
+    """Where those of a request were the last ones, it ended with a traceback, and the exit codes of its children were lost."""
+    parent, start = psutil.Process(server.pid), start_of("full_disk:fill", "/some/file", role_environment())
+    server.fork("client 0", start, tmp_path / "log").close()
+    without_children(parent)
+    before = parent.num_fds()
+    leave_free(server, free)
+    with pytest.raises(RunFailed, match=f"^client 1 was not started: {why}"):
+        server.fork("client 1", start, tmp_path / "log")
+    later = server.fork("client 2", start, tmp_path / "log")
+    assert later.wait(60) == 4
+    later.close()
+    without_children(parent)
+    assert parent.num_fds() == before
 
 
 class Broken:
