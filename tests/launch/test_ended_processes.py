@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -88,6 +89,25 @@ def test_a_process_has_its_own_files_and_none_of_another_process(tmp_path, serve
         one.close()
     for end in (receiver, sender):
         os.close(end)
+
+
+def show_place(name: str) -> None:
+    """Main function of a child that shows its environment, its current folder and its module path."""
+    print(json.dumps([name, dict(os.environ), os.getcwd(), sys.path]), flush=True)
+
+
+@pytest.mark.parametrize("changes", [{}, {"OWN": "1", "PATH": None}])
+def test_a_process_has_the_environment_that_it_is_given_and_the_folder_and_module_path_of_the_launcher(
+    tmp_path, server, monkeypatch, changes
+):
+    """All three may have changed since its parent was started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environment = {name: text for name, text in {**role_environment(), **changes}.items() if text is not None}
+    forked = server.fork("a", start_of("test_ended_processes:show_place", "a", environment), tmp_path / "log")
+    assert forked.wait(60) == 0
+    assert json.loads((tmp_path / "log").read_text()) == ["a", environment, str(tmp_path), sys.path]
+    forked.close()
 
 
 class Killed(Exception):
