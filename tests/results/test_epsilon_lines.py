@@ -135,6 +135,25 @@ def finished(tmp_path_factory) -> Path:
     return dpcfl.run(settings, tmp_path_factory.mktemp("finished"), "in-process", progress=False).path
 
 
+def lines_of(metrics: Path) -> list[tuple[int, list[float]]]:
+    """Round and epsilon by client of each line."""
+    found = [line for line in runlog.read(metrics) if "epsilon_spent_by_client" in line]
+    return [(line["round"], line["epsilon_spent_by_client"]) for line in found]
+
+
+@pytest.mark.parametrize("kept", [0, 2, ROUNDS])
+def test_each_round_that_lacks_its_line_gets_one_once(finished, tmp_path, kept) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    metrics = folder / "metrics.jsonl"
+    text, wanted = metrics.read_text().splitlines(keepends=True), lines_of(metrics)
+    later = [line for line in text if "epsilon_spent_by_client" in line and json.loads(line)["round"] > kept]
+    metrics.write_text("".join(line for line in text if line not in later))
+    assert lines_of(metrics) == wanted[:kept]
+    for _ in range(2):
+        write_epsilon_lines(folder, read_run_job(folder))
+        assert lines_of(metrics) == wanted
+
+
 def spent_after_report(folder: Path) -> float | None:
     report(folder)
     return json.loads((folder / "run.json").read_text())["privacy"]["epsilon_spent"]
