@@ -121,9 +121,24 @@ def test_clients_whose_clusters_are_unknown_are_one_row(tmp_path: Path) -> None:
     tail = run_some(tmp_path / "run", 3)
     data = {"clients": [21], "shift": "none", "partition": "natural"}
     (tmp_path / "run" / "experiment.json").write_text(json.dumps({"true_clusters": [0] * 21, "data": data}), encoding="utf-8")
-    screen = drawn(tail.view())
+    view = tail.view()
+    screen = drawn(view)
+    assert ([row[:2] for row in view.clusters], len(view.workers)) == ([("all clients", 21)], 21)
     assert "all clients" in screen
     assert "true cluster" not in screen
+
+
+def test_a_run_has_run_since_the_earliest_of_its_lines(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    tail = ProgressTail(folder)
+    assert tail.view().started is None
+    hello = {"direction": "up", "kind": "HELLO", "round": 1, "bytes": 9}
+    write_lines(folder / "messages.jsonl", [{**hello, "peer": f"client {at}", "time": START + at} for at in (9, 2, 12)])
+    assert tail.view().started == START + 2
+    write_lines(folder / "messages.jsonl", [{**hello, "peer": "client 9", "time": START + 30}])
+    assert tail.view().started == START + 2
+    write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "time": START + 1}])
+    assert tail.view().started == START + 1
 
 
 def test_workers_that_leave_after_the_last_round_are_not_shown() -> None:
