@@ -514,6 +514,12 @@ def test_a_pause_below_the_quorum_is_shown_until_it_ends(tmp_path: Path) -> None
     assert tail.view().pause == ""
     write_lines(folder / "warnings.jsonl", [{"view": "pause", "time": time.time() - 10_000, "text": said, "seconds": 300}])
     assert tail.view().pause == ""
+    write_lines(folder / "warnings.jsonl", [{"view": "pause", "time": time.time() - 450, "text": said, "seconds": 300}])
+    assert tail.view().pause == said
+    write_lines(folder / "warnings.jsonl", [{"view": "launcher", "time": time.time(), "text": "client 3 is lost"}])
+    assert (tail.view().pause, tail.view().warnings[-1]) == (said, "client 3 is lost")
+    write_lines(folder / "warnings.jsonl", [{"time": time.time(), "text": "in the log of the coordinator"}])
+    assert tail.view().warnings[-1] == "client 3 is lost"
 
 
 def test_one_cluster_is_not_shown_as_the_number_of_its_clients(tmp_path: Path) -> None:
