@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from folder_names import after_each_kill
@@ -51,6 +52,17 @@ def test_the_names_of_folders_that_were_made_are_flushed_and_all_of_a_tree(tmp_p
     (tmp_path / "run" / "ledgers" / "a").touch()
     Disk().sync_tree(tmp_path / "run")
     assert sorted(flushed) == [str(tmp_path / name) for name in ("", "run", "run/ledgers", "run/ledgers/a")]
+
+
+def test_no_folder_above_one_that_is_there_is_looked_at(tmp_path, monkeypatch):
+    """Each new ledger looked at all folders up to the root, twice."""
+    looked, real = [], Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: (looked.append(path), real(path))[1])
+    Disk().make_folder(tmp_path / "ledgers" / "client")
+    assert looked == [tmp_path / "ledgers" / "client", tmp_path / "ledgers", tmp_path]
+    looked.clear()
+    Disk().make_folder(tmp_path / "ledgers" / "client")
+    assert looked == [tmp_path / "ledgers" / "client"]
 
 
 def test_a_short_write_in_place_is_completed(tmp_path, monkeypatch):

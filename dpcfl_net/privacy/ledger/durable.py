@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 
 from dpcfl_net.core.atomic import Buffer, replacing, sync_file, sync_folder, write_all
@@ -35,7 +35,7 @@ class Disk:
         Args:
             folder: The folder; nothing happens if it is there.
         """
-        missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
+        missing = list(takewhile(lambda each: not each.exists(), chain([folder], folder.parents)))
         for created in reversed(missing):
             self._sync_name(created.parent)  # another process may have created it, and been killed before it flushed the name
             created.mkdir(mode=0o700 if created == folder else 0o777, exist_ok=True)
