@@ -62,10 +62,11 @@ def run_worker(spec: WorkerSpec) -> None:
     job = read_job(spec.job, spec.operator_key)
     if spec.client not in job.algorithm.clients:
         raise ConfigError(f"--client is {spec.client}: the roster of the job has clients 0 to {len(job.protocol.roster) - 1}")
-    own_keys(spec, job)  # before the host makes a ledger: a worker without keys belongs on another host, which has the ledger
+    # Before the host makes a ledger: a worker without keys belongs on another host, which has the ledger.
+    pair = own_keys(spec, job)
     host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, terms=spec.terms, key_folder=spec.keys)
     with zmq.Context() as context:
-        Worker(spec, job, host, context, turns(spec)).serve()
+        Worker(spec, job, host, context, turns(spec), pair).serve()
 
 
 def own_keys(spec: WorkerSpec, job: Job) -> tuple[str, str]:
@@ -82,10 +83,13 @@ class Worker:
         host: The client runtime.
         context: ZeroMQ context of the process.
         turn: Makes the context in which this process may compute; see `turns`.
+        pair: The client's CURVE pair (public, secret), as `own_keys` reads it.
     """
 
-    def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, context: zmq.Context, turn: Turns) -> None:
-        self.spec, self.job, self.host, self._context, self._turn = spec, job, host, context, turn
+    def __init__(
+        self, spec: WorkerSpec, job: Job, host: ClientHost, context: zmq.Context, turn: Turns, pair: tuple[str, str]
+    ) -> None:
+        self.spec, self.job, self.host, self._context, self._turn, self._pair = spec, job, host, context, turn, pair
         self._tasks = TaskQueue()
         self._answers: deque[tuple[str, Answer]] = deque()
         self._wake = WakePipe()
@@ -248,7 +252,7 @@ class Worker:
         if self._outbox is None and self.spec.observer:
             self._outbox = ObserverOutbox(
                 self.spec.observer,
-                Link.of(self.job.protocol, own_keys(self.spec, self.job), self.job.protocol.observer_key, self._context),
+                Link.of(self.job.protocol, self._pair, self.job.protocol.observer_key, self._context),
                 sender=self.spec.client,
             )
         return self._outbox
@@ -313,7 +317,7 @@ class Worker:
         encoding = MessageEncoding(algorithm)
         endpoint = ClientEndpoint(
             self.spec.relayed.get(self.spec.client, self.spec.connect),
-            Link.of(protocol, own_keys(self.spec, self.job), protocol.server_key(self.spec.client), self._context),
+            Link.of(protocol, self._pair, protocol.server_key(self.spec.client), self._context),
             client=self.spec.client,
             task_template={task: encoding.task_template(step) for task, step in client_steps(algorithm).items()}.get,
             on_failure=lambda failure: _log.warning("%s", refusal(failure)),

@@ -18,7 +18,7 @@ from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import GroupSpec
-from dpcfl_net.runtime.worker import Worker
+from dpcfl_net.runtime.worker import Worker, own_keys
 from dpcfl_net.runtime.worker_process import prepare_process, turns
 
 SOCKETS, SPARE = 4, 1024  # sockets of ZeroMQ of a client; more, since those of clients that have left are closed later
@@ -126,6 +126,7 @@ class Group:
     def _serve(self, client: int) -> None:
         spec = replace(self.spec.worker, client=client)
         try:
+            pair = own_keys(spec, self.job)  # before the host makes a ledger, as in `run_worker`
             with self._opening:
                 host = make_host(
                     self.job,
@@ -136,7 +137,7 @@ class Group:
                     engine=lambda: self.engine,
                     key_folder=spec.keys,
                 )
-            worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn)
+            worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn, pair)
             if client in self._stopped:
                 worker.stop()
             worker.serve()

@@ -16,6 +16,7 @@ NOISE_SEED = "noise.seed"  # in the coordinator's key folder, if it is trusted t
 PACK = "clients"  # name of the files with the keys of all clients of a large roster
 CURVE_LENGTH = 40  # characters of z85 for 32 bytes
 LINE = CURVE_LENGTH + 1
+_CLIENT = re.compile(r"client_([0-9]{4,7})")  # compiled here, in the parent of all workers
 
 
 def aggregator_key(number: int) -> str:
@@ -221,7 +222,7 @@ def secret_path(folder: str | Path, name: str) -> Path:
 
 def _packed(folder: str | Path, name: str) -> int | None:
     """Return the line of a client in the packed files, or None if its keys are in a separate folder."""
-    found = re.fullmatch(r"client_([0-9]{4,7})", name)
+    found = _CLIENT.fullmatch(name)
     if found is None or public_path(folder, name).exists() or not public_path(folder, PACK).exists():
         return None
     return int(found[1])

@@ -19,7 +19,7 @@ from dpcfl_net.federation.pause import PauseListener
 from dpcfl_net.federation.release_check import client_endpoint_arguments
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
-from dpcfl_net.runtime.worker import Worker
+from dpcfl_net.runtime.worker import Worker, own_keys
 from dpcfl_net.transport.endpoint import Link, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, read_pair
 
@@ -332,7 +332,7 @@ def test_a_phase_tells_when_a_core_became_free_only_if_answers_leave_at_once(tmp
                 phases.extend([event.phase] if event.kind == "phase" else [])
 
     with zmq.Context() as context, contextlib.closing(server):
-        worker = Worker(spec, job, make_host(job, 0, tmp_path / "ledgers"), context, lambda: turn())
+        worker = Worker(spec, job, make_host(job, 0, tmp_path / "ledgers"), context, lambda: turn(), own_keys(spec, job))
         serving = threading.Thread(target=worker.serve)
         serving.start()
         try:

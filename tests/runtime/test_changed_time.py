@@ -27,7 +27,7 @@ from dpcfl_net.launch.chaos_file import ChaosFile
 from dpcfl_net.launch.preparation import StepRecorder
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
-from dpcfl_net.runtime.worker import Worker
+from dpcfl_net.runtime.worker import Worker, own_keys
 from dpcfl_net.transport.endpoint import Link, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER, make_keys, read_pair
 from dpcfl_net.transport.observer_inbox import ObserverInbox
@@ -97,7 +97,7 @@ def test_a_worker_reports_no_negative_durations(set_back, tmp_path: Path):
         yield
 
     with zmq.Context() as context, contextlib.closing(server), contextlib.closing(inbox):
-        worker = Worker(spec, job, make_host(job, 0, tmp_path / "ledgers"), context, lambda: turn())
+        worker = Worker(spec, job, make_host(job, 0, tmp_path / "ledgers"), context, lambda: turn(), own_keys(spec, job))
         serving = threading.Thread(target=worker.serve)
         serving.start()
         try:

@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dpcfl_net.core import open_files
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.runtime import worker_group
 from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link
@@ -24,7 +26,7 @@ SPEC = WorkerSpec(Path(), 0, "", "", Path(), "", Path())
 class Waiting:
     """A worker that serves until it is stopped."""
 
-    def __init__(self, spec, job, host, context, turn):
+    def __init__(self, spec, job, host, context, turn, pair):
         self.client, self.came_too_late = spec.client, False
         self._stopped, self.serving = threading.Event(), threading.Event()
 
@@ -45,6 +47,7 @@ class Process:
         self.may_open.set()
         monkeypatch.setattr(worker_group, "turns", lambda spec: contextlib.nullcontext)
         monkeypatch.setattr(worker_group, "make_host", lambda *about, **more: self.may_open.wait(60))
+        monkeypatch.setattr(worker_group, "own_keys", lambda spec, job: ("public", "secret"))
         monkeypatch.setattr(worker_group, "Worker", self._made)
         receiver, self._pipe = multiprocessing.Pipe(duplex=False)
         with receiver:
@@ -126,6 +129,21 @@ def test_a_stop_command_takes_back_a_start_command_and_a_start_command_a_stop_co
     group.send("stop 3")
     group.end()
     assert len(group.workers) == 2
+
+
+def test_a_client_whose_keys_are_not_on_this_host_gets_no_ledger_here(monkeypatch, tmp_path):
+    """Its ledger is where its keys are. A worker of many clients made an empty one before it looked for the keys."""
+    opened = []
+    job = SimpleNamespace(protocol=SimpleNamespace(client=lambda client: SimpleNamespace(public_key="")))
+    monkeypatch.setattr(worker_group, "turns", lambda spec: contextlib.nullcontext)
+    monkeypatch.setattr(worker_group, "make_host", lambda *about, **more: opened.append(about))
+    receiver, pipe = multiprocessing.Pipe(duplex=False)
+    with receiver, pipe:
+        pipe.send_bytes(b"start 3")
+        group = worker_group.Group(GroupSpec(replace(SPEC, keys=tmp_path), os.dup(receiver.fileno())), job, None)
+        with pytest.raises(ConfigError, match=r"client_0003\.public"):
+            group.serve()
+    assert not opened
 
 
 def test_a_process_has_sockets_for_all_clients_of_the_job():

@@ -238,7 +238,11 @@ def served(job, folder, ledgers: str, patch, kind: type[worker.Worker], training
     )  # fmt: skip
     with zmq.Context() as context, contextlib.closing(server):
         spec = WorkerSpec(folder, 0, server.address, None, folder / "keys", "", folder / ledgers)
-        workers = [kind(replace(spec, client=client), job, host, context, nullcontext) for client, host in hosts.items()]
+        specs = {client: replace(spec, client=client) for client in hosts}
+        workers = [
+            kind(specs[client], job, host, context, nullcontext, worker.own_keys(specs[client], job))
+            for client, host in hosts.items()
+        ]
         threads = [threading.Thread(target=each.serve, name=str(client)) for client, each in enumerate(workers)]
         sums = sums_of(job, hosts)
         begun = sums.begin(1)
