@@ -38,8 +38,6 @@ def room(records: int, rate: float, steps: int, epsilon: float, kept_delta: floa
     Returns:
         The smallest R with P[Binomial(records, rate) > R] <= beta / steps, by `log_tail`; `records` at rate 1.
     """
-    if rate == 1:
-        return records
     # log(1 + e^x) is below x + log 2 for every x >= 0.
     limit = math.log(kept_delta) - covered_epsilon(epsilon) - math.log(2) - math.log(max(steps, 1))
     low, high = math.floor(records * rate), records
