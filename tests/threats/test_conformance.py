@@ -279,8 +279,18 @@ def test_an_adapter_that_cannot_be_used_is_a_sentence(capsys, claim_file, functi
         ({"learning_rate": None}, "learning_rate is missing"),
         ({"sampling": "fixed", "rate": 0.0333}, "must be a whole batch size"),
         ({"sampling": "sometimes"}, "sampling is 'sometimes': must be 'poisson', 'fixed', 'shuffle', 'allocation' or 'full'"),
-        ({"sampling": "allocation", "rate": 0.3}, "rate is 0.3: with `allocation` it must be 1 / the batches of an epoch"),
+        ({"sampling": 1}, "sampling is 1: must be 'poisson', 'fixed'"),
+        ({"accountant": 3}, "accountant is 3: must be text"),
+        ({"sampling": "allocation", "rate": 0.3}, "with `allocation` it must be 1 / the batches of an epoch, such as 0.333333"),
         ({"clip": "one"}, "clip is 'one': must be a valid number"),
+        ({"release": "updates"}, "learning_rate is 0.5: `release: updates` takes none"),
+        ({"rate": 1.0}, "rate is 1 with `sampling: poisson`: must be 1 with `full`, and only there"),
+        ({"sampling": "full"}, "rate is 0.1 with `sampling: full`: must be 1 with `full`, and only there"),
+        ({"sampling": "shuffle", "rate": 0.0333}, "must be a whole batch size"),
+        ({"sampling": "shuffle", "rate": 0.15}, "with `shuffle` an epoch must be a whole number of batches"),
+        ({"rate": 0.004}, "rate is 0.004: rate * records is 0.8, must be at least 1"),
+        ({"nois_multiplier": 1.0}, "unknown key 'nois_multiplier'; did you mean 'noise_multiplier'?"),
+        ({"colour": 1}, "unknown key 'colour': must be one of epsilon, delta, adjacency"),
     ],
 )
 def test_a_bad_claim_names_field_and_value(tmp_path, change, words):
@@ -289,6 +299,38 @@ def test_a_bad_claim_names_field_and_value(tmp_path, change, words):
     with pytest.raises(ConfigError) as error:
         read_claim(path)
     assert words in str(error.value)
+
+
+def test_a_claim_that_is_no_mapping_is_refused(tmp_path):
+    path = tmp_path / "claim.yaml"
+    path.write_text("- epsilon\n")
+    with pytest.raises(ConfigError, match=r"claim\.yaml must hold keys and values, such as epsilon: 3, got \['epsilon'\]"):
+        read_claim(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "batch", "epoch"),
+    [
+        ({"sampling": "fixed", "rate": 0.005}, 1, 200),
+        ({"rate": 0.005}, 1, 200),
+        ({"rate": 0.3}, 60, 3),  # only batches that share an epoch must fill it
+        ({"sampling": "fixed", "rate": 0.3}, 60, 3),
+        ({"sampling": "shuffle"}, 20, 10),
+        ({"sampling": "allocation"}, 20, 10),
+        ({"sampling": "full", "rate": 1, "clip": 2}, 200, 1),  # whole numbers where a fraction is allowed
+    ],
+)
+def test_a_claim_has_the_batches_and_epochs_of_its_rate(tmp_path, change, batch, epoch):
+    path = tmp_path / "claim.yaml"
+    path.write_text(yaml.safe_dump({**CLAIM, **change}))
+    found = read_claim(path)
+    assert (found.batch, found.epoch) == (batch, epoch)
+
+
+def test_a_release_moves_by_the_clip_norm_times_learning_rate_over_divisor():
+    updates = {"release": "updates", "learning_rate": None}
+    for change, moved in (({}, 2 * 0.5 / 20), ({"divisor": 4.0}, 2 * 0.5 / 4), (updates, 2 / 20)):
+        assert Claim.model_validate({**CLAIM, **change}).unit_of_release == pytest.approx(moved)
 
 
 def test_a_file_without_a_function_is_refused_with_the_form_of_the_argument(capsys, tmp_path):

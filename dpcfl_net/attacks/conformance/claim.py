@@ -117,9 +117,6 @@ def read_claim(path: Path) -> Claim:
         near = nearest_key(key, keys)
         return f"; did you mean {near!r}?" if near else f": must be one of {', '.join(keys)}"
 
-    floats = {name for name in keys if name not in ("records", "steps")}
-    # Strict types refuse text for a number; whole numbers are allowed where a fraction is.
-    document = {key: float(value) if key in floats and type(value) is int else value for key, value in document.items()}
     try:
         return Claim.model_validate(document)
     except ValidationError as error:
