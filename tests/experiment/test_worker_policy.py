@@ -177,6 +177,8 @@ def test_two_workers_of_one_process_have_policies_of_their_own(keys, tmp_path):
     job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
     make_host(job, 0, tmp_path / "usual", durable=False).close()
     assert refusal(job, tmp_path, Policy(max_epsilon=1))[0] == "policy"
+    exact = WorkerTerms(Policy(max_epsilon=5, max_delta=1e-3))  # it serves at most these
+    make_host(job, 0, tmp_path / "exact", terms=exact, durable=False).close()
 
 
 def test_delta_of_whole_clients_is_held_to_their_number(keys, tmp_path):
