@@ -247,12 +247,29 @@ def test_times_to_accuracies_that_are_the_same_whole_percent_are_one_row(tmp_pat
     assert table.rows == [["6 %", "1", "2.0"], ["10 %", "1", "2.0"], ["11 %", "2", "4.0"]]
 
 
-def test_the_servers_view_of_one_client_speaks_of_the_client(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([2000], "Number of records of the client (2000): no data, no labels."),
+        ([2000, 2000], "Number of records of each of the 2 clients (2000): no data, no labels."),
+        ([2000, 1500, 1700], "Number of records of each of the 3 clients (1500 to 2000): no data, no labels."),
+        ([], "At most the number of records of each client: no data, no labels."),
+    ],
+)
+def test_the_servers_view_of_the_data_is_the_clients_numbers_of_records(tmp_path: Path, records: list[int], said: str) -> None:
     folder = write_start(tmp_path / "run")
     document = json.loads((folder / "protocol.json").read_text(encoding="utf-8"))
-    (folder / "protocol.json").write_text(json.dumps({**document, "roster": document["roster"][:1]}), encoding="utf-8")
+    roster = [{**entry, "records": count} for entry, count in zip(document["roster"], records, strict=False)]
+    (folder / "protocol.json").write_text(json.dumps({**document, "roster": roster}), encoding="utf-8")
     seen = {name: server for name, server, _ in two_views(read_run(folder))}
-    assert seen["The data"] == "Number of records of the client (2000): no data, no labels."
+    assert seen["The data"] == said
+
+
+def test_true_clusters_beyond_the_alphabet_have_numbers(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    (folder / "experiment.json").write_text(json.dumps({"true_clusters": [*range(28)]}), encoding="utf-8")
+    names = [figures.true_name(read_run(folder), cluster) for cluster in (0, 25, 26, 27)]
+    assert [name.partition(" (")[0] for name in names] == ["A", "Z", "#26", "#27"]
 
 
 @pytest.mark.parametrize("data", [{"partition": "natural"}, {"partition": "dirichlet", "alpha": 0.3}])
