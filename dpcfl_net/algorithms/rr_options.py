@@ -98,7 +98,7 @@ def option_problems(options: RROptions, setting: Setting) -> list[str]:
     per_round, needed = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
     if options.known_clusters == "clusters 1":
         problems += options.unused("min_cluster_size", "clusters 1")
-    elif needed > per_round + 1e-9:
+    elif not options.known_clusters and needed > per_round + 1e-9:
         problems.append(
             f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of that size need {needed} clients "
             f"a round, but sampling_rate {options.sampling_rate:g} of {setting.clients} clients draws {per_round:g}"

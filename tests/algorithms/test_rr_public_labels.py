@@ -346,6 +346,14 @@ def test_options_that_contradict_each_other_are_named(tmp_path, options, words):
         job_for(tmp_path, {**RR, **options})
 
 
+def test_the_size_of_clusters_is_refused_once_where_clients_are_not_moved(tmp_path):
+    """With base oracle a second sentence said that "1 clusters of that size need 8 clients a round"."""
+    with pytest.raises(ConfigError) as refused:
+        job_for(tmp_path, {**RR, **ORACLE, "clusters": 1, "min_cluster_size": 8})
+    said = [problem for problem in refused.value.problems if "min_cluster_size" in problem]
+    assert said == ["algorithm.min_cluster_size is 8: must be 0 with base oracle, which moves no client"]
+
+
 def test_an_option_without_effect_in_a_signed_job_does_not_change_what_holds(tmp_path):
     """A configuration with it is refused; a run of an earlier version may have it, and its releases are those of the default."""
     protocol = job_for(tmp_path, {**RR, "guarantee": "expected"}, adjacency="zero-out").protocol
