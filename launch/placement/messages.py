@@ -247,7 +247,7 @@ def read_command(line: bytes) -> AgentCommand:
     Raises:
         Refused: With code "agent-line" if it is not a command of this version.
     """
-    return _read(_COMMANDS, line)
+    return _read(_COMMANDS, line, "no command: only the launcher may write to an agent")
 
 
 def read_report(line: bytes) -> AgentReport:
@@ -259,7 +259,7 @@ def read_report(line: bytes) -> AgentReport:
     Raises:
         Refused: With code "agent-line" if it is not a report of this version.
     """
-    return _read(_REPORTS, line)
+    return _read(_REPORTS, line, "no message: only the agent may write there, and no start-up file of a shell")
 
 
 def read_first_report(line: bytes) -> AgentReport:
@@ -280,15 +280,12 @@ def read_first_report(line: bytes) -> AgentReport:
     return read_report(line)
 
 
-def _read(adapter: TypeAdapter, line: bytes) -> Any:
+def _read(adapter: TypeAdapter, line: bytes, unless_json: str) -> Any:
     try:
         return adapter.validate_json(line)
     except ValidationError as error:
         problems = error.errors()[:3]
         if problems[0]["type"] == "json_invalid":
-            raise Refused(
-                "agent-line",
-                f"{shown(line.decode(errors='replace'))} is no message: only the agent may write there, and no start-up file of a shell",
-            ) from None
+            raise Refused("agent-line", f"{shown(line.decode(errors='replace'))} is {unless_json}") from None
         fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in problems)
         raise Refused("agent-line", f"not a message of this version: {fields}") from None

@@ -497,6 +497,8 @@ def test_lines_of_another_version_are_refused():
                  b'{"do":"signal","first":1,"number":"9"}', b"\xff", b'{"do":"run"}', GroupCommand(first=1, word="end").line()[:-3]):  # fmt: skip
         with pytest.raises(Refused, match="agent-line"):
             read_command(line)
+    with pytest.raises(Refused, match="agent-line: 'good morning' is no command: only the launcher may write to an agent"):
+        read_command(b"good morning")
     with pytest.raises(Refused, match="agent-line"):
         read_report(b'{"say":"ledger","client":1,"at":-1,"lines":"","counter":""}')
 
