@@ -305,13 +305,17 @@ def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence,
     )
 
 
-def seconds_until_stopped_clients_leave(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, set[int]]:
-    """Seconds from the task until each client has left that is told to stop a second later, and who trained."""
-    with served(job, folder, ledgers, patch, kind, 2.0) as (server, workers, threads, tasks, trained):
+def seconds_until_stopped_clients_leave(
+    job, folder, ledgers: str, patch, kind: type[worker.Worker], training_s: float
+) -> tuple[dict, set[int]]:
+    """Seconds from the task until each client has left that is told to stop while all work on it, and who trained."""
+    at_work, answer = set[int](), kind._answer
+    patch.setattr(kind, "_answer", lambda self, *given: (at_work.add(self.spec.client), answer(self, *given)))
+    with served(job, folder, ledgers, patch, kind, training_s) as (server, workers, threads, tasks, trained):
         for client, task in tasks.items():
             server.send_task(client, 1, "masked_update", task)
         sent, left = time.monotonic(), {}
-        while time.monotonic() < sent + 1.0:  # the tasks have arrived, and training has begun
+        while len(at_work) < len(threads):
             server.poll(0.02)
         for each in workers:
             each.stop()
@@ -331,16 +335,16 @@ def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_
             while not self._stop and time.monotonic() < event.arrived + self.job.protocol.local.deadline_s:
                 time.sleep(0.05)
 
-    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 4.0})
+    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 6.0})
     with monkeypatch.context() as patch:
-        left, trained = seconds_until_stopped_clients_leave(job, tmp_path, "ledgers", patch, worker.Worker)
+        left, trained = seconds_until_stopped_clients_leave(job, tmp_path, "ledgers", patch, worker.Worker, 2.0)
     assert 0 < len(trained) < len(left)
-    assert all(3.9 < found < 7.0 for found in left.values()), (trained, left)
+    assert all(5.9 < found < 11.9 for found in left.values()), (trained, left)  # a busy machine may pause for 4 s
     evidence.got("all clients leave at their deadline, in (trained) or out, and come back after it")
     with monkeypatch.context() as patch:
-        again, same = seconds_until_stopped_clients_leave(job, tmp_path, "again", patch, Hasty)
+        again, same = seconds_until_stopped_clients_leave(job, tmp_path, "again", patch, Hasty, 6.0)
     assert same == trained
-    assert {client for client, found in again.items() if found > 1.9} == trained, again
+    assert {client for client, found in again.items() if found > 5.9} == trained, again
     evidence.control("without the wait, clients that do not train leave at once: all coins are read from who comes back first")
 
 
