@@ -280,7 +280,9 @@ def clients_in_a_process() -> Finding:
     room = max(0, hard - open_files.OTHERS) // open_files.PER_SERVED
     found = f"up to {room} in one worker process, which may have {hard} open files; {each}"
     if room < LEAST_GROUP:
-        fix = f"ask the administrator for a higher limit (ulimit -Hn), or set runtime.clients_per_worker: large rosters have {LEAST_GROUP} or more"
+        fix = "ask the administrator for a higher limit (ulimit -Hn)"
+        if room:
+            fix += f", or set runtime.clients_per_worker to at most {room}: its default for a large roster is {LEAST_GROUP} or more"
         return Finding("clients per process", "note", found, fix)
     return Finding("clients per process", "good", found)
 
