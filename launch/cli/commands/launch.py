@@ -51,7 +51,8 @@ def launch(
     out: Out = Path("runs"),
     resume: Resume = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="contact the hosts and print which client runs where; start nothing")
+        bool,
+        typer.Option("--dry-run", help="contact the hosts, check their GPUs, and print which client runs where; start nothing"),
     ] = False,
     sbatch: Annotated[Path | None, typer.Option(help="slurm: write a batch script to this file, start nothing")] = None,
     nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: nodes")] = 1,
