@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 STORE = "store"
 UNCOUNTED_LOOK = (
-    "The folder had a result of other runs, whose claims were tested before. That look is not counted: the levels are those of a number of "
-    "seeds that was fixed before the first result. --earlier counts looks."
+    "The folder had a result of other runs, whose claims were tested before. That look is not counted: the levels hold only if the number "
+    "of seeds was fixed before the first result. --earlier counts looks."
 )
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
