@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,8 @@ class ModelMeans:
         Raises:
             ValueError: If there is no such row, or the update is no array of p numbers.
         """
-        if not 0 <= row < len(self._sums):
-            raise ValueError(f"row is {row!r}: must be 0 to {len(self._sums) - 1}, a row of the models")
+        if not isinstance(row, Integral) or not 0 <= row < len(self._sums):
+            raise ValueError(f"row is {row!r}: must be a whole number from 0 to {len(self._sums) - 1}, a row of the models")
         _require_update(client, update, self.models.shape[1:])
         self._held.append((row, client, update))
         if len(self._held) == HELD or update.size <= LARGE:

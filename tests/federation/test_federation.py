@@ -358,8 +358,14 @@ def test_a_mean_takes_vectors_of_one_shape(updates, words):
     [
         (0, VECTOR[:1], r"client 4 has shape \(1,\) and type float32: must be \(3,\) real numbers"),  # was repeated
         (0, [1.0, 2.0, 3.0], "client 4 is of type list"),
-        (-1, VECTOR, "row is -1: must be 0 to 1, a row of the models"),  # was the last one
-        (2, VECTOR, "row is 2: must be 0 to 1"),
+        (-1, VECTOR, "row is -1: must be a whole number from 0 to 1, a row of the models"),  # was the last one
+        (2, VECTOR, "row is 2: must be a whole number from 0 to 1"),
+        (
+            np.float32(1),
+            VECTOR,
+            r"row is np.float32\(1\.0\): must be a whole number from 0 to 1",
+        ),  # as in a release; the mean failed later
+        (None, VECTOR, "row is None: must be a whole number from 0 to 1"),
     ],
 )
 def test_means_of_models_take_an_update_of_one_of_them(row, update, words):
