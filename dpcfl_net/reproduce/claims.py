@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dpcfl_net.results.statistics import LEVEL, Test, holm, interval, p_values, seeds_needed
+from dpcfl_net.results.statistics import LEVEL, Test, fewest_seeds, holm, interval, p_values, seeds_needed
 
 Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
 HOLDS: Literal["holds"] = "holds"
@@ -174,6 +174,15 @@ class Claim:
         found = [one.seeds_needed(LEVEL) for one in self.comparisons]
         return max((n for n in found if n is not None), default=None) if None not in found else None
 
+    def seeds_to_hold(self) -> int | None:
+        """Return the fewest seeds with which the claim can hold at best, before Holm's correction; None if it has as many."""
+        level = LEVEL if self.every else 1 - (1 - LEVEL) / len(self.comparisons)
+        fewest = [(fewest_seeds(one.margin, one.test, level), one.seeds) for one in self.comparisons]
+        lacking = [least for least, seeds in fewest if seeds < least]
+        if self.every:
+            return max(lacking, default=None)
+        return min(lacking) if lacking and len(lacking) == len(fewest) else None
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -233,10 +242,13 @@ class Judged:
         }  # fmt: skip
 
     def _needed(self) -> str:
-        needed = self.claim.seeds_needed() if self.verdict == UNDECIDED and not self.incomplete else None
-        if needed is None or needed <= (self.claim.seeds or 0):
+        if self.verdict != UNDECIDED or self.incomplete or self.claim.seeds is None:
             return ""
-        return f"; about {needed} seeds would decide at this spread, before Holm"
+        needed, at_best = self.claim.seeds_needed(), self.claim.seeds_to_hold() if self.claim.seeds > 1 else None
+        decide = needed is not None and needed > self.claim.seeds
+        return (f"; about {needed} seeds would decide at this spread, before Holm" if decide else "") + (
+            f"; it cannot hold with fewer than {at_best} seeds, even without Holm" if at_best is not None else ""
+        )
 
 
 @dataclass(frozen=True)

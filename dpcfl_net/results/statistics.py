@@ -130,3 +130,20 @@ def seeds_needed(values: Sequence[float], margin: float, level: float = LEVEL) -
     distance = abs(statistics.fmean(values) - margin)
     counts = range(2, MOST_SEEDS + 1)
     return next((n for n in counts if stats.t.ppf((1 + level) / 2, n - 1) * spread / math.sqrt(n) < distance), None)
+
+
+def fewest_seeds(margin: float, test: Test, level: float = LEVEL) -> int:
+    """Compute the fewest seeds with which a comparison can be above its margin at a level, if every value is as high as can be.
+
+    Args:
+        margin: The margin; in (0, 1) for shares.
+        test: As `p_values`.
+        level: Level of the two-sided test.
+
+    Returns:
+        Number of seeds: 2 by t, since two values that are close together can be above any margin.
+    """
+    if test == "t":
+        return 2
+    right = margin if test == "share" else 0.5  # chance of the best value of a seed if the mean, or the median, is the margin
+    return max(2, math.ceil(math.log((1 - level) / 2) / math.log(right) - 1e-9))

@@ -298,3 +298,27 @@ def test_words_of_a_comparison_name_where_it_was_measured_and_its_numbers():
     ends = f"{mean - half:.3g} to {mean + half:.3g}"
     assert paired(TWO, ONE, 0.5, name="drug 2").words() == f"drug 2: 1.24 points, 95% interval {ends}, margin 0.5, 5 seeds"
     assert paired(TWO, {0: 0.0}, 0.5, unit="").words() == "1.9, margin 0.5, 1 seed"
+
+
+@pytest.mark.parametrize(
+    ("margin", "test", "fewest"), [(0.9, "share", 36), (0.95, "share", 72), (0.5, "share", 6), (0.0, "sign", 6)]
+)
+def test_a_claim_that_too_few_seeds_can_decide_says_so(margin, test, fewest):
+    """With all values right, 5 of 5 or 35 of 35 seeds: undecided until the number that the text names."""
+
+    def judged(count, value=1.0):
+        return judge([claim(Comparison(dict.fromkeys(range(count), value), margin, test=test))])[0]
+
+    assert [judged(count).verdict for count in (fewest - 1, fewest)] == ["undecided", "holds"]
+    words = f"it cannot hold with fewer than {fewest} seeds, even without Holm"
+    assert [words in judged(count).basis for count in (2, fewest - 1, fewest)] == [True, True, False]
+    assert judged(fewest, margin).verdict == "undecided"
+    assert words not in judged(fewest, margin).basis
+
+
+def test_the_fewest_seeds_of_a_claim_regard_all_its_comparisons():
+    strict, loose = (Comparison(dict.fromkeys(range(8), 1.0), margin, test="share") for margin in (0.95, 0.5))
+    assert [claim(strict, loose, every=every).seeds_to_hold() for every in (True, False)] == [72, None]
+    few = Comparison(dict.fromkeys(range(6), 1.0), 0.5, test="share")
+    assert [claim(few).seeds_to_hold(), claim(strict, few, every=False).seeds_to_hold()] == [None, 7]  # Bonferroni
+    assert claim(Comparison({0: 1.0, 1: 2.0})).seeds_to_hold() is None
