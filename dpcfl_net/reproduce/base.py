@@ -38,6 +38,11 @@ HOW_JUDGED = (
     "correction over the claims of the figure; otherwise it is undecided. Exact claims need no seeds."
 )
 
+UNCOUNTED_LOOK = (
+    "The folder, or that of --earlier, had a result of other runs, whose claims were tested before. That look is not counted: the levels "
+    "hold only if the number of seeds was fixed before the first result. --earlier counts looks."
+)
+
 
 class OutOfTime(Exception):
     """The time budget is spent, and a figure that needs all its runs has some missing."""
@@ -51,11 +56,13 @@ class Earlier:
         rows: Lines of its data.csv.
         looks: How often its claims were tested, each time with more seeds than before; 0: not yet.
         decided: Text of a claim to the look that decided it.
+        uncounted_look: True if its claims were tested in another look, too, which `looks` does not count.
     """
 
     rows: Sequence[Row] = ()
     looks: int = 0
     decided: Mapping[str, Decision] = field(default_factory=dict)
+    uncounted_look: bool = False
 
 
 @dataclass

@@ -16,7 +16,18 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.csv_text import unquoted
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
-from dpcfl_net.reproduce.base import CLAIMS, ROWS, Context, Earlier, Grid, OutOfTime, Reproduction, ReproductionResult, Row
+from dpcfl_net.reproduce.base import (
+    CLAIMS,
+    ROWS,
+    UNCOUNTED_LOOK,
+    Context,
+    Earlier,
+    Grid,
+    OutOfTime,
+    Reproduction,
+    ReproductionResult,
+    Row,
+)
 from dpcfl_net.reproduce.claims import FAILS, HOLDS, Decision
 from dpcfl_net.reproduce.matrix import read_claims
 from dpcfl_net.results.result import Result
@@ -34,7 +45,7 @@ class Measured:
         runs: Number of runs behind them.
         planned: Number of these runs and of those that are missing.
         looks: How often the claims were judged, this time included.
-        notes: Sentences on the lines of the earlier data.csv.
+        notes: Sentences on the earlier result.
         decided: Text of a claim to the look that decided it.
     """
 
@@ -97,7 +108,8 @@ def measure(
     order = dict.fromkeys([*(tuple(values) for values, _ in plans), *known])
     rows = [dict(row) for run in order for row in (known | new).get(run, ())]
     looks = max(1, earlier.looks + (runs > 0))
-    return Measured(rows, len(known) + runs, len(known) + len(missing), looks, _notes(known), earlier.decided)
+    notes = [*_notes(known), *([UNCOUNTED_LOOK] if earlier.uncounted_look else [])]
+    return Measured(rows, len(known) + runs, len(known) + len(missing), looks, notes, earlier.decided)
 
 
 def settings_of(grid: Grid) -> str:
@@ -132,7 +144,8 @@ def read_earlier(folder: Path, figure: type[Reproduction] | None = None) -> Earl
     rows = read_rows(folder / ROWS)
     if figure is not None:
         _check_columns(figure, rows, folder / ROWS)
-    return Earlier(rows, looks, {claim["text"]: _decision(claim, looks) for claim in decided})
+    uncounted = UNCOUNTED_LOOK in document.get("notes", [])
+    return Earlier(rows, looks, {claim["text"]: _decision(claim, looks) for claim in decided}, uncounted)
 
 
 def _check_claims(claims: Any, path: Path) -> None:

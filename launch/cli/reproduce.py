@@ -17,6 +17,7 @@ from dpcfl_net.reproduce.base import (
     CLAIMS,
     FINISHED,
     SCALES,
+    UNCOUNTED_LOOK,
     Earlier,
     Grid,
     OutOfTime,
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from dpcfl_net.results.result import Result
 
 STORE = "store"
-UNCOUNTED_LOOK = (
-    "The folder had a result of other runs, whose claims were tested before. That look is not counted: the levels hold only if the number "
-    "of seeds was fixed before the first result. --earlier counts looks."
-)
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -185,12 +182,11 @@ def compute(chosen: type[Reproduction], context: RunContext) -> dict[str, Any]:
             f"{context.folder} has a result of {'all' if known == math.inf else known} runs, and {context.store} has {outcome.runs} of "
             f"{outcome.planned_runs}: give another --out, or remove the folder"
         )
-    uncounted = _has_uncounted_look(context, outcome)
-    if uncounted:
+    if UNCOUNTED_LOOK not in outcome.notes and _has_uncounted_look(context, outcome):
         outcome.notes.append(UNCOUNTED_LOOK)
     page = write(chosen, outcome, context)
     print(f"\n{chosen.name}: {chosen.title}\nReport: {page}\n")
-    if uncounted:
+    if UNCOUNTED_LOOK in outcome.notes:
         print(UNCOUNTED_LOOK)
     claims = outcome.judged()
     for judged in claims:

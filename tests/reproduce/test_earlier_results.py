@@ -13,7 +13,17 @@ from test_reproduce_runs import BEST, HONEST, MadeUp
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.reproduce import rr_mechanisms
-from dpcfl_net.reproduce.base import Earlier, OutOfTime, ReproductionResult, find, folder_name, registry, write
+from dpcfl_net.reproduce.base import (
+    CLAIMS,
+    UNCOUNTED_LOOK,
+    Earlier,
+    OutOfTime,
+    ReproductionResult,
+    find,
+    folder_name,
+    registry,
+    write,
+)
 from dpcfl_net.reproduce.claims import Claim, Comparison, Decision, judge
 from dpcfl_net.reproduce.planned import SETTINGS, read_earlier, read_rows, settings_of
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS
@@ -276,6 +286,24 @@ def test_runs_that_tested_no_claim_are_no_look(tmp_path):
     known = read_earlier(tmp_path)
     assert known.looks == 1
     assert find("r-dpcfl/fig6")().compute(MadeUp(HONEST, asked_seeds=7, known=known)).looks == 2
+
+
+@pytest.mark.parametrize("same_runs", [True, False])
+def test_an_uncounted_look_stays_known_in_results_that_take_runs_from_its_folder(tmp_path, same_runs):
+    figure, folders = find("r-dpcfl/variants"), [tmp_path / name for name in ("first", "second", "third")]
+    known = NOTHING
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        outcome, context = variants(3 if same_runs else 3 + number, known, folder=folder)
+        if number == 0:
+            assert UNCOUNTED_LOOK not in outcome.notes
+            outcome.notes.append(UNCOUNTED_LOOK)  # as the command does in a folder with a result of other runs
+        assert outcome.notes.count(UNCOUNTED_LOOK) == 1
+        write(figure, outcome, context)
+        assert json.loads((folder / CLAIMS).read_text())["notes"] == outcome.notes
+        known = read_earlier(folder, figure)
+    assert outcome.looks == (1 if same_runs else 3)
+    assert UNCOUNTED_LOOK not in variants(3)[0].notes
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dpcfl_net.launch.cli import reproduce, reproduce_all
 from dpcfl_net.launch.new_run import write_config
 from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.reproduce import matrix
-from dpcfl_net.reproduce.base import Reproduction, ReproductionResult, registry
+from dpcfl_net.reproduce.base import UNCOUNTED_LOOK, Reproduction, ReproductionResult, registry
 from dpcfl_net.reproduce.claims import Claim, Comparison, Exact
 from dpcfl_net.reproduce.inventory import papers
 from dpcfl_net.reproduce.planned import measure
@@ -227,8 +227,8 @@ def test_a_result_with_more_seeds_in_the_same_folder_says_that_the_look_before_i
     def told(seeds, out="out"):
         reproduce.reproduce([Quick.name], "laptop", tmp_path / out, seeds=seeds)
         notes = json.loads((tmp_path / out / "quick-fig1-laptop" / "claims.json").read_text())["notes"]
-        assert (reproduce.UNCOUNTED_LOOK in notes) is (reproduce.UNCOUNTED_LOOK in capsys.readouterr().out)
-        return reproduce.UNCOUNTED_LOOK in notes
+        assert (UNCOUNTED_LOOK in notes) is (UNCOUNTED_LOOK in capsys.readouterr().out)
+        return UNCOUNTED_LOOK in notes
 
     assert [told(seeds) for seeds in (1, 3, 3)] == [False] * 3  # one seed tests nothing, and the same runs are the same look
     assert [told(seeds) for seeds in (5, 5)] == [True] * 2  # also when the command is repeated
