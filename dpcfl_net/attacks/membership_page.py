@@ -94,13 +94,9 @@ def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[flo
     )
     if above:
         sentences.append(
-            f"ABOVE THE LIMIT at false positive rates {', '.join(map(str, above))}: check the run with dpcfl audit."
-            + (
-                f" With {clients} clients this may be chance: in a simulation at the limit whose records shared all noise of a client, "
-                "4 clients were above it in a third of cases."
-                if clients < FEW
-                else ""
-            )
+            f"ABOVE THE LIMIT at false positive rates {', '.join(map(str, above))}: check the run with dpcfl audit. With {clients} clients this may "
+            "be chance: in a simulation at the limit whose records shared all noise of a client, 8 clients were above it in up to 10 % of cases "
+            "at epsilon 1 and 45 % at epsilon 2.2, 21 clients in 3 % and 13 %, and 40 clients in 1 % and 4 %."
         )
     return sentences
 
