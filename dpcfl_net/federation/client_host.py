@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +49,7 @@ class ClientHost:
     Attributes:
         turn: Makes the context in which a task is computed. Clients that share cores wait there; writes of the ledger happen
             outside it.
+        before_storing: Called with the new state between the computation of a task and the writes of its result.
 
     Raises:
         ConfigError: If plan and client steps disagree.
@@ -78,6 +79,7 @@ class ClientHost:
         self._secure = None if identity is None else SecureClient(algorithm, client, identity)
         self._ledger = ledger
         self.turn: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.before_storing: Callable[[Mapping[str, Any]], None] = lambda state: None
         spec = GateSpec.of(
             self.protocol, client, self._plan, self._steps, entry.noise_multiplier,
             noise_seed=noise_seed, deterministic=_repeatable(ledger.folder),
@@ -96,7 +98,13 @@ class ClientHost:
         Raises:
             LedgerError: If the ledger is damaged.
         """
-        return self.gate.answer(task, self._check, lambda charge, state: self._compute(task, charge, state))
+
+        def compute(charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
+            result = self._compute(task, charge, state)
+            self.before_storing(result[1])
+            return result
+
+        return self.gate.answer(task, self._check, compute)
 
     def data(self, part: Split) -> Any:
         """Open the client's records, once.
@@ -137,9 +145,18 @@ class ClientHost:
             self._rooms[slot] = room_of(self.protocol, self.client, self._plan, slot)
         return self._rooms[slot]
 
-    def personal_model(self) -> np.ndarray | None:
-        """Read the personal model after the last committed task, (p,) float32; None without one."""
-        return self.gate.state().get("model") if self.algorithm.capabilities.personal else None
+    def personal_model(self, state: Mapping[str, Any] | None = None) -> np.ndarray | None:
+        """Read the personal model.
+
+        Args:
+            state: A state of the client; None: the state after the last committed task.
+
+        Returns:
+            (p,) float32; None without one.
+        """
+        if not self.algorithm.capabilities.personal:
+            return None
+        return (self.gate.state() if state is None else state).get("model")
 
     @property
     def folder(self) -> Path:

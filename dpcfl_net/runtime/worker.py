@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
 MOST_KEPT_PERIODS = 16 * MOST_SPANS  # while the observer is out of reach
+STORES_FROM = 0.75  # of the deadline of a task: its result is written in the rest
 REPORT_S = 0.5  # between reports to the observer, unless the worker is idle
 LOOK_S = 0.25  # between looks at the computing thread, whose work the coordinator hears of so much later
 Period = tuple[str, int, float, float]  # kind of work, round, begin, end
@@ -104,7 +105,9 @@ class Worker:
         self._at_work = False  # computes now; the coordinator counts the timeout from the heartbeat that says so
         self._keeps_turn = False  # the turn to compute the task is kept to evaluate the personal model after it
         self._kept_turn: contextlib.ExitStack | None = None
-        host.turn = self._computing
+        self._hidden: ClientEvent | None = None  # the task that is answered, if a deadline hides how long it is computed
+        self._early: tuple[float | None, float | None] | None = None  # figures of its personal model
+        host.turn, host.before_storing = self._computing, self._before_storing
 
     def serve(self) -> None:
         """Answer tasks until the coordinator says goodbye or `stop` is called.
@@ -169,6 +172,8 @@ class Worker:
     def _answer(self, event: ClientEvent, outbox: ObserverOutbox | None) -> None:
         """Answer a task, then report to the observer."""
         _log.debug("client %d, round %d: %s begins", self.spec.client, event.round, event.task)
+        has_deadline = answer_interval_s(self.job.protocol, event.task) is not None
+        self._hidden, self._early = event if has_deadline and event.task not in STAGES else None, None
         answer = self.host.answer(Task(event.round, event.task, event.tensors, event.blake3))
         _log.debug(
             "client %d, round %d: %s ends: %s %s", self.spec.client, event.round, event.task, answer.status, answer.reason
@@ -176,10 +181,14 @@ class Worker:
         event.tensors.clear()  # the event lives until the next one; a model need not wait with it
         # Stages of secure sums leave the personal model as it was in the round before.
         evaluates = outbox is not None and self.host.algorithm.capabilities.personal and event.task not in STAGES
-        has_deadline = answer_interval_s(self.job.protocol, event.task) is not None
         # Before the deadline: a client that waited for a core after it would answer the next stage of the sum late, and so tell
         # whether the client that has the core computes.
-        figures = self._evaluated(event.round) if evaluates and has_deadline else None
+        figures = self._early if answer.status == "release" else None
+        if figures is not None:
+            # Not before the model is stored, since a crash in between loses it.
+            self._figures.add(event.round, *figures)
+        elif evaluates and has_deadline:
+            figures = self._evaluated(event.round)
         self._wait_for_the_deadline(event)
         self._at_work = False
         self._answers.append((event.id, answer))
@@ -214,16 +223,26 @@ class Worker:
                 outbox.spans(self._periods[first : first + MOST_SPANS])
         self._periods = []
 
-    def _wait_for_the_deadline(self, event: ClientEvent) -> None:
-        """Wait for the next multiple of the task's interval, so that the time of the answer does not reveal the computing time.
+    def _before_storing(self, state: Mapping[str, Any]) -> None:
+        """Wait until the last quarter of the deadline, in which the result is written.
 
-        It counts from the arrival of the task, or from the answer before if the task has waited for that one: a server that chooses
-        how long a task waits would else choose how little time is left until its deadline.
+        If a client wrote its result at once, a server that ends the process or the run early would learn from its answers after the
+        restart whether the result was written: so early only if the client had not trained.
         """
+        if self._hidden is None:
+            return
+        interval = answer_interval_s(self.job.protocol, self._hidden.task)
+        assert interval is not None
+        if self._outbox is not None and self.host.algorithm.capabilities.personal:
+            self._early = self._evaluated(self._hidden.round, state=state)
+        _sleep_until(_start_of(self._hidden, self._left) + STORES_FROM * interval)
+
+    def _wait_for_the_deadline(self, event: ClientEvent) -> None:
+        """Wait for the next multiple of the task's interval, so that the time of the answer does not reveal the computing time."""
         interval = answer_interval_s(self.job.protocol, event.task)
         if interval is None:
             return
-        start = max(event.arrived, self._left)
+        start = _start_of(event, self._left)
         taken = time.monotonic() - start
         until = self._left = start + interval * math.ceil(taken / interval)
         if taken > interval:
@@ -231,8 +250,7 @@ class Worker:
                 "%s took longer than its deadline, %g s; its answer is sent at the next multiple", event.task, interval
             )
         # Also after `stop`: a server may have it called, and a client that then leaves and comes back would show its computing time.
-        if (left := until - time.monotonic()) > 0:
-            time.sleep(left)
+        _sleep_until(until)
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -258,7 +276,10 @@ class Worker:
         return self._outbox
 
     def _evaluated(
-        self, t: int, turn: contextlib.AbstractContextManager[Any] | None = None
+        self,
+        t: int,
+        turn: contextlib.AbstractContextManager[Any] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> tuple[float | None, float | None]:
         """Evaluate the personal model on the client's evaluated records; the observer gets the figures, not the model.
 
@@ -268,18 +289,20 @@ class Worker:
         Args:
             t: Round.
             turn: The kept turn to compute, which ends with the evaluation; None: wait for one.
+            state: A state that holds the model and is not stored yet; None: the stored one.
 
         Returns:
-            Accuracy, and loss if it is finite; they are kept for the next start.
+            Accuracy, and loss if it is finite; those of a stored model are kept for the next start.
         """
-        model = self.host.personal_model()
+        model = self.host.personal_model(state)
         records = evaluated_records(self.job, self.spec.client, self.spec.data_root)
         with self._turn() if turn is None else turn:
             engine = self.host.engine
             initial = engine.initial_model
             accuracy, loss = engine.evaluator.accuracy_and_loss(initial if model is None else model, records)
         shown = (None, None) if model is None else (float(accuracy), float(loss) if math.isfinite(loss) else None)
-        self._figures.add(t, *shown)
+        if state is None:
+            self._figures.add(t, *shown)
         return shown
 
     def _report_personal_again(self) -> None:
@@ -353,6 +376,20 @@ class Worker:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
             endpoint.send_result(task_id, answer.status, Payload.from_packed(answer.release, answer.blake3), reason)
+
+
+def _start_of(event: ClientEvent, left: float) -> float:
+    """Time from which the deadline of a task counts: its arrival, or when the answer before left if the task has waited for that one.
+
+    A server that chooses how long a task waits would else choose how little time is left until its deadline.
+    """
+    return max(event.arrived, left)
+
+
+def _sleep_until(moment: float) -> None:
+    """Sleep until a time of the monotonic clock."""
+    if (left := moment - time.monotonic()) > 0:
+        time.sleep(left)
 
 
 def _transfer(what: str, event: ClientEvent) -> Period:

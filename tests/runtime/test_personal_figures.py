@@ -15,6 +15,7 @@ import dpcfl_net
 from dpcfl_net.core import runlog
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.types import Answer
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -22,6 +23,7 @@ from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.runtime import evaluation
 from dpcfl_net.runtime import observer as observer_module
+from dpcfl_net.runtime import worker as worker_module
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.kept_figures import FIGURES, MOST_KEPT, KeptFigures
 from dpcfl_net.runtime.observer import Observer
@@ -358,6 +360,36 @@ def test_a_client_with_a_deadline_never_waits_for_a_core_after_it(job_of, keys, 
     assert seen == [(1, None, None)]
 
 
+def test_the_figures_of_a_model_whose_task_ends_in_a_crash_are_not_kept(job_of, keys, tmp_path, monkeypatch):
+    """With a deadline a model is evaluated before it is stored, and a crash in between loses it."""
+    job, told = job_of(**COINS), []
+    host = make_host(job, 1, tmp_path, durable=False, key_folder=keys)
+    model = np.zeros(job.protocol.model.parameters, np.float32)
+    spec = SimpleNamespace(client=1, observer="", goodbye_ends=False, data_root=None)
+    worker = Worker(spec, job, host, None, nullcontext, ("", ""))
+    worker._outbox = outbox = SimpleNamespace(personal=lambda *figure: told.append(figure))
+    monkeypatch.setattr(worker, "_wait_for_the_deadline", lambda event: told.append("deadline"))
+    monkeypatch.setattr(worker, "_report", lambda spans: None)
+    monkeypatch.setattr(host, "answer", lambda task: (host.before_storing({"model": model}), Answer("release"))[1])
+    event = ClientEvent("task", "0" * 32, 1, "masked_update")
+
+    def crash(moment):
+        raise Crashed
+
+    with closing(host):
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_module, "_sleep_until", crash)
+            with pytest.raises(Crashed):
+                worker._answer(event, outbox)
+        assert KeptFigures(host.folder).before(9) == []
+        worker._answer(event, outbox)
+        assert told == ["deadline", *KeptFigures(host.folder).before(9)]
+        assert told[1][1] is not None
+        monkeypatch.setattr(host, "answer", lambda task: (host.before_storing({"model": model}), Answer("refused"))[1])
+        worker._answer(ClientEvent("task", "0" * 32, 2, "masked_update"), outbox)
+    assert told[-1] == (2, None, None)  # of the stored model, which is none
+
+
 def test_kept_figures_are_bounded_and_a_damaged_file_is_named_and_replaced(tmp_path, caplog):
     kept = KeptFigures(tmp_path)
     for t in range(1, MOST_KEPT + 4):
@@ -381,6 +413,10 @@ def test_kept_figures_are_bounded_and_a_damaged_file_is_named_and_replaced(tmp_p
     kept.add(7, 0.5, 0.5)
     kept.add(7, 0.75, None)  # a client that starts again evaluates its model once more
     assert KeptFigures(tmp_path).before(100) == [(7, 0.75, None)]
+
+
+class Crashed(Exception):
+    """The process ends here."""
 
 
 def trained(job, t):

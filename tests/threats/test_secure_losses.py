@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import threading
 import time
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from sum_play import added, hosts_closed, hosts_of, sum_job, sums_of, truth  # n
 from dpcfl_net.algorithms import secure_clusters
 from dpcfl_net.attacks.audit.bounds import Errors, by_gdp
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.types import Answer
+from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation import secure_claim, virtual
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.in_process import InProcessFederation
@@ -305,6 +306,12 @@ def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence,
     )
 
 
+class Prompt(worker.Worker):
+    """A worker that writes each result at once."""
+
+    def _before_storing(self, state) -> None: ...
+
+
 def seconds_until_stopped_clients_leave(
     job, folder, ledgers: str, patch, kind: type[worker.Worker], training_s: float
 ) -> tuple[dict, set[int]]:
@@ -330,7 +337,7 @@ def seconds_until_stopped_clients_leave(
 def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_path, evidence, monkeypatch):
     """A server may tell the launcher to stop a client and to start it again: the time of its return would tell who trained."""
 
-    class Hasty(worker.Worker):
+    class Hasty(Prompt):
         def _wait_for_the_deadline(self, event) -> None:
             while not self._stop and time.monotonic() < event.arrived + self.job.protocol.local.deadline_s:
                 time.sleep(0.05)
@@ -346,6 +353,55 @@ def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_
     assert same == trained
     assert {client for client, found in again.items() if found > 5.9} == trained, again
     evidence.control("without the wait, clients that do not train leave at once: all coins are read from who comes back first")
+
+
+def answers_after_a_crash(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, dict, set[int]]:
+    """What clients say that end while those that train are at work, and start again, and who trained.
+
+    The server asks for signatures of the survivors; or it plays the next round, and asks for the masked vectors after it.
+    """
+    with served(job, folder, ledgers, patch, kind, 5.0) as (server, _, _, tasks, trained):
+        for client, task in tasks.items():
+            server.send_task(client, 1, "masked_update", task)
+        sent = time.monotonic()
+        for _ in range(50):  # training has begun, and a pause of the machine is one of these
+            server.poll(0.0)
+            time.sleep(0.02)
+        for name in ("signing", "later"):  # what the disk holds if all processes end now
+            shutil.copytree(folder / ledgers, folder / f"{ledgers} {name}")
+        in_time = set(trained)
+        assert time.monotonic() < sent + 5.0  # nobody has trained, nor written a result at three quarters of the deadline
+    codes = []
+    for name in ("signing", "later"):
+        hosts = hosts_of(job, folder, f"{ledgers} {name}")
+        if name == "later":
+            group = np.array(sorted(hosts), np.int64)
+            assert {host.answer(Task(2, "secure_keys", {"group": group})).status for host in hosts.values()} == {"release"}
+        survivors = np.ones(len(hosts), np.uint8)
+        asked = {"signing": dict.fromkeys(hosts, Task(1, "secure_survivors", {"survivors": survivors})),
+                 "later": {client: Task(1, "masked_update", task) for client, task in tasks.items()}}[name]  # fmt: skip
+        answers = {client: host.answer(asked[client]) for client, host in hosts.items()}
+        codes.append({client: answer.code or answer.status for client, answer in answers.items()})
+    return codes[0], codes[1], in_time
+
+
+@pytest.mark.scenario(39)
+def test_a_client_that_ends_before_its_deadline_comes_back_as_if_it_had_not_trained_yet(tmp_path, evidence, monkeypatch):
+    """A server may end the process, or the run, when only those have answered whose coin leaves them out."""
+    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 8.0})
+    with monkeypatch.context() as patch:
+        signing, later, trained = answers_after_a_crash(job, tmp_path, "ledgers", patch, worker.Worker)
+    assert 0 < len(trained) < len(signing)
+    assert set(signing.values()) == {"secure-stage"}, (trained, signing)
+    assert set(later.values()) == {"lost"}, (trained, later)
+    evidence.got("all clients give equal answers after a crash before the deadline, in (trained) or out")
+    with monkeypatch.context() as patch:
+        signing, later, same = answers_after_a_crash(job, tmp_path, "again", patch, Prompt)
+    assert same == trained
+    assert {client for client, code in later.items() if code == "lost"} == trained, later
+    assert {client for client, code in signing.items() if code == "secure-stage"} >= trained
+    assert "release" in signing.values()
+    evidence.control("if each result is written at once, those that trained have lost it: all coins are read")
 
 
 CANARY = 0  # the client with canaries; 1 is honest, 2 colludes, 3 drops out
