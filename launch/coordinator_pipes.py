@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import os
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from io import FileIO
 
 from dpcfl_net.launch.news_pipe import NewsPipe
 
+MOST_READ = 64 << 10  # bytes between looks at signals and other processes: an untrusted server may never stop sending
 LONGEST_COMMAND = 64  # bytes
 
 
 class CoordinatorPipes:
-    """The launcher's ends of both pipes; a coordinator that restarts gets new ones.
-
-    Attributes:
-        commands: Pipe of the commands; None before the first start, and after its end.
-    """
+    """The launcher's ends of both pipes; a coordinator that restarts gets new ones."""
 
     def __init__(self) -> None:
-        self.commands: Connection | None = None
+        self._commands: FileIO | None = None
+        self._unread = b""  # begin of a command
         self._losses: NewsPipe | None = None
+
+    @property
+    def commands(self) -> int | None:
+        """Descriptor from which commands are read; None before the first start, and after the end of the commands."""
+        return None if self._commands is None else self._commands.fileno()
 
     @contextlib.contextmanager
     def renewed(self) -> Iterator[tuple[int, int]]:
@@ -31,24 +34,28 @@ class CoordinatorPipes:
             Descriptors of the coordinator's ends, of commands and of losses; they are closed here at the end of the context.
         """
         self.close()
-        self.commands, commands_end = multiprocessing.Pipe(duplex=False)
-        self._losses = NewsPipe()
-        with commands_end, self._losses.receiver as losses_end:
-            yield commands_end.fileno(), losses_end.fileno()
+        receiver, commands_end = os.pipe()
+        os.set_blocking(receiver, False)
+        self._commands, self._unread, self._losses = FileIO(receiver), b"", NewsPipe()
+        with FileIO(commands_end, "w"), self._losses.receiver as losses_end:
+            yield commands_end, losses_end.fileno()
 
     def read_commands(self, handle: Callable[[bytes], None]) -> None:
-        """Read all commands that the coordinator has sent.
+        """Read commands that the coordinator has sent, without waiting for the rest of one; no more are read after one that is too long.
 
         Args:
             handle: Executes a command.
         """
-        assert self.commands is not None
-        try:
-            while self.commands.poll():
-                handle(self.commands.recv_bytes(LONGEST_COMMAND))
-        except (EOFError, OSError):  # it has ended, or sent a message that is too long
-            self.commands.close()
-            self.commands = None
+        assert self._commands is not None
+        if (received := self._commands.read(MOST_READ)) is None:
+            return
+        *commands, self._unread = (self._unread + received).split(b"\n")
+        for command in commands:
+            if len(command) <= LONGEST_COMMAND:
+                handle(command)
+        if not received or max(map(len, [*commands, self._unread])) > LONGEST_COMMAND:
+            self._commands.close()
+            self._commands = None
 
     def tell(self, gone: int | str) -> None:
         """Send a lost client or aggregator, or the observer that has ended, to the coordinator.
@@ -61,6 +68,6 @@ class CoordinatorPipes:
 
     def close(self) -> None:
         """Close the pipes; may be called twice."""
-        for pipe in (self.commands, self._losses):
+        for pipe in (self._commands, self._losses):
             if pipe is not None:
                 pipe.close()

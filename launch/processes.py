@@ -206,7 +206,7 @@ class FederationRun:
         ready = wait([*roles, *self._pool.sentinels, *commands, interrupts.fileno()], timeout=timeout_s)
         interrupts.check()  # first: a signal to the process group also ends other processes, which is not a failure
         for source in ready:
-            if source is self._pipes.commands:
+            if source == self._pipes.commands:
                 self._pipes.read_commands(self._pool.handle_command)
             elif source in roles:
                 self._ended(roles[source])

@@ -192,6 +192,6 @@ def _federation(
     limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live, spec.pause_s)
     if algorithm.protocol.aggregators:
         return TreeFederation(algorithm, endpoint, limits, LauncherLink(lost=news.lost_clients), records.warn)
-    launcher = LauncherLink(command_sender(open_pipe(spec.commands, readable=False)), news.lost_clients)
+    launcher = LauncherLink(command_sender(spec.commands), news.lost_clients)
     pauses = PauseListener(records.pause, records.resume)
     return AsynchronousNetworkFederation(algorithm.protocol, endpoint, limits, launcher, records.warn, pauses)

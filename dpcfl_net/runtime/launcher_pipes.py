@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from dpcfl_net.transport.keys import OBSERVER
 
 
-def open_pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None:
-    """Open one end of an inherited pipe.
+def open_pipe(descriptor: int | None) -> Connection | None:
+    """Open the receiving end of an inherited pipe.
 
     Args:
         descriptor: Its descriptor; None: no pipe.
-        readable: True for the receiving end.
     """
-    return None if descriptor is None else Connection(descriptor, readable=readable, writable=not readable)
+    return None if descriptor is None else Connection(descriptor, writable=False)
 
 
-def command_sender(commands: Connection | None) -> Callable[[str, int], None] | None:
+def command_sender(descriptor: int | None) -> Callable[[str, int], None] | None:
     """Return a function that sends start and stop commands to the launcher.
 
-    The commands are text, since the launcher must not unpickle bytes of an untrusted server.
+    The commands are lines of text, since the launcher must not unpickle bytes of an untrusted server. It does not wait for the end of
+    a line, as it would for that of a message of a `Connection`.
 
     Args:
-        commands: Pipe to the launcher; None: no launcher.
+        descriptor: Descriptor of a pipe to the launcher; None: no launcher.
     """
-    return None if commands is None else lambda word, client: commands.send_bytes(f"{word} {client}".encode())
+    if descriptor is None:
+        return None
+
+    def send(word: str, client: int) -> None:
+        os.write(descriptor, f"{word} {client}\n".encode())  # whole, since a pipe takes so few bytes at once
+
+    return send
 
 
 class LauncherNews:
