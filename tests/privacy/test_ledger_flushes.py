@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,41 @@ def test_no_folder_above_one_that_is_there_is_looked_at(tmp_path, monkeypatch):
     looked.clear()
     Disk().make_folder(tmp_path / "ledgers" / "client")
     assert looked == [tmp_path / "ledgers" / "client"]
+
+
+def test_without_flushes_only_the_folder_of_a_ledger_itself_is_closed_to_other_users_and_nothing_is_looked_at(
+    tmp_path, monkeypatch
+):
+    looked = []
+    monkeypatch.setattr(Path, "exists", lambda path: looked.append(path))
+    monkeypatch.setattr(os, "access", lambda path, mode: looked.append(path))
+    mask = os.umask(0o022)
+    try:
+        for _ in range(2):
+            Disk(durable=False).make_folder(tmp_path / "ledgers" / "client")
+    finally:
+        os.umask(mask)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("ledgers", "ledgers/client")] == [0o755, 0o700]
+    assert not looked
+
+
+def test_a_new_result_takes_a_name_that_no_kept_result_has_without_a_look_at_the_device(tmp_path, monkeypatch):
+    def answer(ledger, *jobs):
+        for job in jobs:
+            ledger.store(debit(ledger, 1, job=job).sequence, Stored("release", job.encode()))
+
+    with Ledger(tmp_path, owner=OWNER, durable=False) as ledger:
+        answer(ledger, "a", "b")
+    (tmp_path / "releases" / "0.answer").rename(tmp_path / "releases" / "2.answer")
+    with Ledger(tmp_path, owner=OWNER, durable=False) as ledger:
+        looked = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "exists", lambda path: looked.append(path))
+            answer(ledger, "c", "d")
+        assert not looked
+    assert sorted(path.name for path in (tmp_path / "releases").iterdir()) == [f"{number}.answer" for number in range(4)]
+    with Ledger(tmp_path, owner=OWNER, durable=False) as ledger:
+        assert [ledger.lookup(f"{job}-1").release for job in "abcd"] == [b"a", b"b", b"c", b"d"]
 
 
 def test_a_short_write_in_place_is_completed(tmp_path, monkeypatch):

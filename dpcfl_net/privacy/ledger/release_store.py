@@ -185,8 +185,9 @@ class ReleaseStore:
         return [sequence for sequence, answered in repeatable.items() if answered not in kept]
 
     def _new_file(self) -> Path:
+        used = self._files.values()  # all files of the folder, since none is free
         names = (self._folder / f"{number}.answer" for number in itertools.count())
-        return next(path for path in names if not path.exists())
+        return next(path for path in names if path not in used)
 
     def _newest_state(self, job: str, before: int | None = None) -> int | None:
         found = (n for n, header in self._headers.items() if header["job"] == job and header["state"] is not None)
