@@ -260,7 +260,7 @@ def leave_free(server: ForkServer, descriptors: int) -> None:
     ],
 )
 def test_a_parent_without_free_descriptors_stays_for_the_next_process(tmp_path, server, free, why):
-    """Where those of a request were the last ones, it ended with a traceback, and the exit codes of its children were lost."""
+    """It ended with a traceback if the files of a request took the last descriptors, and the exit codes of its children were lost."""
     parent, start = psutil.Process(server.pid), start_of("full_disk:fill", "/some/file", role_environment())
     server.fork("client 0", start, tmp_path / "log").close()
     without_children(parent)

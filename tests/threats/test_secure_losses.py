@@ -356,7 +356,7 @@ def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_
 
 
 def answers_after_a_crash(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, dict, set[int]]:
-    """What clients say that end while those that train are at work, and start again, and who trained.
+    """End all clients while some of them train, and return what they say after a new start, and who trained.
 
     The server asks for signatures of the survivors; or it plays the next round, and asks for the masked vectors after it.
     """
