@@ -69,12 +69,6 @@ class Mechanisms(Reproduction):
     value_columns = ("accuracy",)
 
     def compute(self, context: Context) -> ReproductionResult:
-        exact: list[dict[str, Any]] = [
-            {"mechanism": name, "budget": budget, "right": 100 * share}
-            for budget in BUDGETS
-            for name, share in (right_labels(budget) | right_beside_sums(budget)).items()
-        ]
-
         def plan(cell: tuple[str, int]) -> tuple[Sequence[Any], Grid]:
             name, seed = cell
             axes: dict[str, Sequence[Any]] = {
@@ -87,6 +81,11 @@ class Mechanisms(Reproduction):
 
         cells = list(itertools.product(RUNS, context.seeds(SEEDS[context.scale])))
         measured = measure(self, context, cells, plan, lambda cell, result: [run_row(cell[0], result)], whole=True)
+        exact: list[dict[str, Any]] = [
+            {"mechanism": name, "budget": budget, "right": 100 * share}
+            for budget in BUDGETS
+            for name, share in (right_labels(budget) | right_beside_sums(budget)).items()
+        ]
         outcome = self.judge([*exact, *measured.rows])
         outcome.notes.insert(0, SCALE_NOTES[context.scale])
         return measured.count(outcome)
