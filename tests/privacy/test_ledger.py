@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from ledgers import OWNER, STEP, answered, debit, open_ledger, tear
 
 from dpcfl_net.core import locks
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.privacy.ledger import journal
+from dpcfl_net.privacy.ledger import journal, ledger_folder
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.journal import SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
@@ -23,7 +24,8 @@ from dpcfl_net.privacy.ledger.release_store import Stored
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger_folder, "PROBE_S", 0.0)
     return answered(tmp_path / "ledger")
 
 
@@ -121,6 +123,16 @@ def test_two_processes_cannot_hold_one_ledger(folder):
     assert len(read_ledger(folder)) == 4
     ledger.close()
     open_ledger(folder).close()
+
+
+def test_a_ledger_opens_while_another_process_looks_whether_it_is_in_use(folder, monkeypatch):
+    """`dpcfl verify` holds the lock while it looks: a worker that started at that moment was refused."""
+    probe = os.open(folder / "lock", os.O_RDONLY)
+    fcntl.flock(probe, fcntl.LOCK_SH)
+    monkeypatch.setattr(ledger_folder, "PROBE_S", 60.0)
+    monkeypatch.setattr(ledger_folder.time, "sleep", lambda _: fcntl.flock(probe, fcntl.LOCK_UN))
+    open_ledger(folder).close()
+    os.close(probe)
 
 
 def test_the_lock_of_a_removed_folder_does_not_open_the_ledger_that_was_made_in_its_place(folder, monkeypatch):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.locks import is_locked, try_own
+from dpcfl_net.core.locks import POLL_S, PROBE_S, is_locked, try_own
 from dpcfl_net.privacy.ledger.chain import LINES, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.journal import JOURNAL, Journal, may_hold_keys, read_journal
@@ -24,10 +25,13 @@ def lock(folder: Path) -> int:
     Raises:
         LedgerError: "ledger-locked" if another process holds it, or has just removed the folder, as for a client that it refused.
     """
-    handle = try_own(folder / LOCK)
-    if handle is None:
-        raise LedgerError("ledger-locked", f"another process holds the privacy ledger in {folder}")
-    return handle
+    deadline = time.monotonic() + PROBE_S  # `is_in_use` may hold it for a moment
+    with suppress(FileNotFoundError):  # its holder has removed the folder
+        while (handle := try_own(folder / LOCK)) is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if handle is not None:
+            return handle
+    raise LedgerError("ledger-locked", f"another process holds the privacy ledger in {folder}")
 
 
 def is_in_use(folder: Path) -> bool | None:
