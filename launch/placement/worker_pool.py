@@ -77,7 +77,7 @@ class WorkerPool:
         launcher: Starts the processes.
         clients: Number of clients of the run.
         limits: Limits of the pool.
-        report: Called with a message about each restart and each loss.
+        report: Called with a message about each restart, each loss, and each process that is killed.
         on_lost: Called with each client that does not run again.
     """
 
@@ -156,7 +156,8 @@ class WorkerPool:
         for first in [first for first, deadline in self._exit_deadlines.items() if deadline <= awake]:
             del self._exit_deadlines[first]
             if (handle := self._workers[first].handle) is not None:
-                handle.kill()  # the coordinator has asked it to exit; its ledger stays consistent
+                self._report(f"{self._workers[first].process.title} was stopped and did not exit within {EXIT_S:g} s: killed")
+                handle.kill()  # its ledger stays consistent
 
     def ended(self, sentinel: Any) -> None:
         """Handle the end of a process: restart it after a crash, lose its clients, or fail the run.

@@ -191,4 +191,4 @@ def test_a_worker_that_is_stopped_before_it_has_a_place_neither_starts_nor_is_ki
     pool.ended(0)
     pool.update()
     assert (launcher.starts, pool.sentinels, pool.lost()) == ([0, 2], [2], [])
-    assert (launcher.closed, reported) == (1, [])
+    assert (launcher.closed, reported) == (1, ["client 0 was stopped and did not exit within 15 s: killed"])
