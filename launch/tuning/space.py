@@ -10,7 +10,7 @@ from typing import Any
 from dpcfl_net.algorithms.base import find
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.experiment.config_overrides import key_parts
+from dpcfl_net.experiment.config_overrides import key_parts, section
 
 TUNED = "local.*, algorithm.*, algorithms.NAME.* or rounds"
 SECTION, OWN = "algorithm.", "algorithms."
@@ -106,7 +106,7 @@ def spaces(algorithms: Sequence[str], axes: Mapping[str, Sequence[str]]) -> list
 
 
 def idle_overrides(found: Sequence[Space], changed: Mapping[str, Any]) -> list[str]:
-    """Say which overrides have no effect, since every trial that they would change takes the value of a tuned setting.
+    """Say which overrides have no effect: those of tuned settings, and those of algorithms that are not tuned.
 
     Args:
         found: Search spaces of all algorithms.
@@ -114,10 +114,15 @@ def idle_overrides(found: Sequence[Space], changed: Mapping[str, Any]) -> list[s
     """
     of_all = [key for key in found[0].axes if all(key in space.axes for space in found)]
     own = [f"{OWN}{space.algorithm}.{key.removeprefix(SECTION)}" for space in found for key in space.axes]
+    names = [space.algorithm for space in found]
     return [
         f"override {key}: it has no effect, since --grid gives the values of {key}"
         for key in of_all + own
         if _has(changed, key)
+    ] + [
+        f"override {OWN}{name}: it has no effect, since the tuned algorithms are {', '.join(names)}"
+        for name in section(changed, "algorithms")
+        if name not in names
     ]
 
 

@@ -562,6 +562,11 @@ def test_an_override_that_every_trial_replaces_is_refused(overrides, grid, key, 
         Study.of(SMALL, overrides, NAMES, grid, TuneOptions(), tmp_path)
 
 
+def test_an_override_of_an_algorithm_that_is_not_tuned_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^override algorithms\.mr-mtl: it has no effect, since the tuned algorithms are global, "):
+        Study.of(SMALL, ["algorithms.mr-mtl.local.lr=0.3"], NAMES, GRID, TuneOptions(), tmp_path)
+
+
 def test_an_override_that_one_algorithm_keeps_is_taken(tmp_path):
     document = {key: value for key, value in SMALL.items() if key != "algorithms"}
     study = Study.of(
