@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import sys
 import threading
@@ -14,12 +15,17 @@ from multiprocessing.connection import Connection
 import zmq
 
 from dpcfl_net.core import open_files
+from dpcfl_net.core.errors import DpcflError, RunFailed
+from dpcfl_net.core.failed_clients import ClientsFailed
+from dpcfl_net.core.files import used_up
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import GroupSpec
 from dpcfl_net.runtime.worker import Worker, own_keys
 from dpcfl_net.runtime.worker_process import prepare_process, turns
+
+_log = logging.getLogger(__name__)
 
 SOCKETS, SPARE = 4, 1024  # sockets of ZeroMQ of a client; more, since those of clients that have left are closed later
 SWITCH_S = 0.05  # after which a waiting thread asks for the interpreter; Python's 5 ms wake dozens of threads in vain
@@ -32,7 +38,8 @@ def run_group(spec: GroupSpec) -> None:
         spec: Arguments of the process.
 
     Raises:
-        Exception: The first error of a client.
+        ClientsFailed: If clients have failed.
+        Exception: An error that concerns all clients: the machine has no room, or the coordinator does not answer.
     """
     prepare_process(spec.worker)
     sys.setswitchinterval(SWITCH_S)
@@ -53,6 +60,8 @@ def new_context(clients: int) -> zmq.Context:
 class Group:
     """Several workers in one process: a thread reads start commands, a thread follows them, and each client has two threads.
 
+    After the error of a client the process ends, since its state is unknown; the launcher starts the others again.
+
     Args:
         spec: Arguments of the process.
         job: The job.
@@ -63,13 +72,18 @@ class Group:
         self.spec, self.job, self._context = spec, job, context
         self._news: queue.Queue[tuple[str, int] | BaseException] = queue.Queue()
         self._serving: dict[int, Worker | None] = {}  # None: the client's gate is being opened
+        self._failed: dict[int, Exception] = {}
         self._again: set[int] = set()  # to start again: the start command came before the client had left
         self._stopped: set[int] = set()  # the stop command may come while the client's gate is being opened
         self._lock, self._process_turn = threading.Lock(), turns(spec.worker)
         self._opening = threading.Lock()  # one gate after another: threads that all compute at once only hinder each other
 
     def serve(self) -> None:
-        """Follow the launcher's commands until it closes the pipe and all clients have left."""
+        """Follow the launcher's commands until it closes the pipe and all clients have left.
+
+        Raises:
+            ClientsFailed: If clients have failed, once no gate is being opened: others may fail for the same reason.
+        """
         threading.Thread(target=self._listen, name="start-commands", daemon=True).start()
         open_ended = True
         while open_ended or self._serving:
@@ -83,8 +97,12 @@ class Group:
                 self._stop_client(client)
             elif word == "left":
                 self._left(client)
-            else:
+            elif word == "failed":
+                del self._serving[client]
+            elif word == "end":
                 open_ended = False
+            if self._failed and self._news.empty() and None not in self._serving.values():
+                raise ClientsFailed(self._failed)
 
     @cached_property
     def engine(self) -> Engine:
@@ -138,9 +156,17 @@ class Group:
                     key_folder=spec.keys,
                 )
             worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn, pair)
+            self._news.put(("opened", client))
             if client in self._stopped:
                 worker.stop()
             worker.serve()
+        except Exception as error:
+            if isinstance(error, RunFailed) or used_up(error):
+                self._news.put(error)
+                return
+            _log.error("client %d: %s", client, error, exc_info=None if isinstance(error, DpcflError) else error)
+            self._failed[client] = error
+            self._news.put(("failed", client))
         except BaseException as error:
             self._news.put(error)
         else:

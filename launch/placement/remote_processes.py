@@ -31,7 +31,7 @@ class RemoteProcess:
     """
 
     def __init__(self, log: Path) -> None:
-        self.reason = ""  # its agent adds it to the log
+        self.reason = ""
         self.log_path, self._has_ended = log, threading.Event()
         self._code: int | None = None
         self._read, self._write = os.pipe()
@@ -63,11 +63,11 @@ class RemoteProcess:
             code: Exit code.
             log: End of its log.
         """
+        self.reason = log  # its agent adds the message of a failure
         try:
             with self.log_path.open("a", encoding="utf-8") as file:
                 file.write(log if log.endswith("\n") or not log else log + "\n")
         except OSError as error:  # a full disk: the launcher must hear of the end all the same
-            self.reason = log
             _log.warning("%s: %s", self.log_path, reason(error))
         self._code = code
         self._has_ended.set()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.failed_clients import NO_RESTART, failed_clients, listed_clients
 from dpcfl_net.launch.placement.base import ClientRange, Handle, Launcher, failure
 from dpcfl_net.launch.restarts import MOST_RESTART_S, delay_s
 
@@ -23,8 +24,8 @@ class PoolLimits:
     Attributes:
         clients_per_process: Clients per process. A process of several clients receives start commands and runs until `finish`.
         max_running: Processes that may run at a time, if each serves one client.
-        max_restarts: Restarts per process after crashes.
-        all_required: True if a process over `max_restarts` ends the run; otherwise its clients are lost.
+        max_restarts: Restarts of a process after crashes, and after failures of each of its clients.
+        all_required: True if a process over `max_restarts` ends the run; otherwise the clients that failed are lost.
     """
 
     clients_per_process: int
@@ -40,9 +41,9 @@ class WorkerProcess:
     Attributes:
         process: Its clients.
         handle: The running process; None if it does not run.
-        restarts: Restarts after crashes so far.
+        restarts: Restarts so far, by the client that had failed; None: the whole process.
         wanted: Its clients that should run.
-        lost: True if it does not run again.
+        lost: Its clients that do not run again.
         started: Time of its last start, on the monotonic clock.
         short_lives: Crashes in a row, each within MOST_RESTART_S of the start.
         due: Time before which it does not start again, on the monotonic clock.
@@ -50,9 +51,9 @@ class WorkerProcess:
 
     process: ClientRange
     handle: Handle | None = None
-    restarts: int = 0
+    restarts: Counter[int | None] = field(default_factory=Counter)
     wanted: set[int] = field(default_factory=set)
-    lost: bool = False
+    lost: set[int] = field(default_factory=set)
     started: float = 0.0
     short_lives: int = 0
     due: float = 0.0
@@ -63,11 +64,10 @@ class WorkerProcess:
         return self.process.clients[0]
 
     def crashed(self) -> None:
-        """Count a crash and set when the process may start again: at once, but after a growing delay if it keeps crashing early."""
+        """Set when the process may start again: at once, but after a growing delay if it keeps crashing early."""
         now = time.monotonic()
         self.short_lives = self.short_lives + 1 if now < self.started + MOST_RESTART_S else 0
         self.due = now if self.short_lives < 2 else now + delay_s(self.short_lives - 2)
-        self.restarts += 1
 
 
 class WorkerPool:
@@ -106,7 +106,7 @@ class WorkerPool:
 
     def lost(self) -> list[int]:
         """Return the clients that do not run again: lost after a crash, or told to leave."""
-        return [client for worker in self._workers.values() if worker.lost for client in worker.process.clients]
+        return [client for worker in self._workers.values() for client in sorted(worker.lost)]
 
     def handle_command(self, message: bytes) -> None:
         """Execute a command of the coordinator.
@@ -126,11 +126,13 @@ class WorkerPool:
         """Mark clients as wanted; the next `update` starts their processes."""
         for client in clients:
             worker = self._worker(client)
+            if client in worker.lost:
+                continue  # the coordinator may not know it yet
             worker.wanted.add(client)
             self._exit_deadlines.pop(worker.first, None)
             if worker.handle is not None and worker.process.group:
                 worker.handle.send_command(f"start {client}")
-            elif not worker.lost:
+            else:
                 self._queued[worker.first] = worker
 
     def stop_worker(self, clients: Iterable[int]) -> None:
@@ -160,7 +162,7 @@ class WorkerPool:
                 handle.kill()  # its ledger stays consistent
 
     def ended(self, sentinel: Any) -> None:
-        """Handle the end of a process: restart it after a crash, lose its clients, or fail the run.
+        """Handle the end of a process: restart it after a crash, lose the clients that failed, or fail the run.
 
         Args:
             sentinel: Its file descriptor.
@@ -174,14 +176,16 @@ class WorkerPool:
         worker.handle.close()
         worker.handle = None
         if code == 0 and worker.wanted and self._max_running >= self._clients:
-            self._lose(worker)  # it was told to leave, which happens once where no client makes room for another
+            self._lose(worker, worker.process.clients)  # it was told to leave: no client makes room for another here
         if code == 0 or not worker.wanted:
             return
         error = failure(worker.process.title, code, log, reason)
-        if code not in (2, 3) and worker.restarts < self._limits.max_restarts:
-            worker.crashed()
-            self._queued[worker.first] = worker
-            self._report(f"{error}; restarted ({worker.restarts} of at most {self._limits.max_restarts} restarts)")
+        failed: list[int | None] = [*failed_clients(reason, worker.process.clients)] or [None]
+        hopeless = [one for one in failed if code in NO_RESTART or worker.restarts[one] >= self._limits.max_restarts]
+        worker.restarts.update(failed)
+        if not hopeless:
+            count = max(worker.restarts[one] for one in failed)
+            self._report(f"{error}; restarted ({count} of at most {self._limits.max_restarts} restarts)")
         elif self._limits.all_required:
             error.args = (
                 f"{error}; runtime.quorum is 1, so every client must answer: to continue without it, lower the quorum in the run's "
@@ -189,8 +193,14 @@ class WorkerPool:
             )
             raise error
         else:
-            self._report(f"{error}; lost for the rest of the run")
-            self._lose(worker)  # the coordinator checks the quorum
+            lost = [client for client in hopeless if client is not None]
+            self._lose(worker, lost or worker.process.clients)  # the coordinator checks the quorum
+            who = f"{listed_clients(lost)}: " if lost else ""
+            others = "; the other clients of this process start again" if worker.wanted else ""
+            self._report(f"{error}; {who}lost for the rest of the run{others}")
+        if worker.wanted:
+            worker.crashed()
+            self._queued[worker.first] = worker
 
     def finish(self) -> None:
         """End the run: no client is wanted, and processes of several clients exit."""
@@ -207,9 +217,10 @@ class WorkerPool:
             self._workers[first] = WorkerProcess(ClientRange(clients, group=self._size > 1))
         return self._workers[first]
 
-    def _lose(self, worker: WorkerProcess) -> None:
-        worker.lost = True
-        for client in worker.process.clients:
+    def _lose(self, worker: WorkerProcess, clients: Iterable[int]) -> None:
+        for client in sorted(set(clients) - worker.lost):
+            worker.lost.add(client)
+            worker.wanted.discard(client)
             self._on_lost(client)
 
     def _start(self, worker: WorkerProcess) -> None:

@@ -156,6 +156,32 @@ def test_a_lost_process_of_several_clients_loses_those_that_exist(now):
     assert lost == [4, 2, 3]
 
 
+@pytest.mark.parametrize(("code", "starts"), [(70, 3), (3, 1)])
+def test_a_client_that_no_restart_helps_is_lost_without_the_others_of_its_process(now, code, starts):
+    launcher, lost, reported = Crashing(code), list[int](), list[str]()
+    launcher.reason = "Traceback\nClientsFailed: clients 1-2, 9: ValueError: bad"  # 9 is of another process
+    pool = WorkerPool(launcher, 8, PoolLimits(4, 9, 2, False), report=reported.append, on_lost=lost.append)
+    pool.start_worker(range(4))
+    for _ in range(starts):
+        now[0] += MOST_RESTART_S
+        pool.update()
+        pool.ended(0)
+    now[0] += MOST_RESTART_S
+    launcher.commands.clear()
+    pool.update()
+    pool.start_worker([1])  # the coordinator may not know it yet
+    assert (lost, pool.lost(), launcher.commands) == ([1, 2], [1, 2], ["start 0", "start 3"])
+    assert reported[-1].endswith("; clients 1-2: lost for the rest of the run; the other clients of this process start again")
+    launcher.reason = "MemoryError"
+    for _ in range(3):
+        pool.ended(0)
+        now[0] += MOST_RESTART_S
+        pool.update()
+        if code == 3:
+            break
+    assert (lost, pool.lost(), pool.sentinels) == ([1, 2, 0, 3], [0, 1, 2, 3], [])
+
+
 def pass_time(now: list[float], pool: WorkerPool, seconds: float) -> None:
     """Let time pass second by second: a jump would be a pause of the whole run."""
     for _ in range(int(seconds)):

@@ -563,7 +563,9 @@ def test_an_override_that_every_trial_replaces_is_refused(overrides, grid, key, 
 
 
 def test_an_override_of_an_algorithm_that_is_not_tuned_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"^override algorithms\.mr-mtl: it has no effect, since the tuned algorithms are global, "):
+    with pytest.raises(
+        ConfigError, match=r"^override algorithms\.mr-mtl: it has no effect, since the tuned algorithms are global, "
+    ):
         Study.of(SMALL, ["algorithms.mr-mtl.local.lr=0.3"], NAMES, GRID, TuneOptions(), tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import threading
@@ -14,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from dpcfl_net.core import open_files
-from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.errors import LedgerError, RunFailed
+from dpcfl_net.core.failed_clients import ClientsFailed, failed_clients
 from dpcfl_net.runtime import worker_group
 from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link
@@ -43,17 +45,29 @@ class Process:
     """A group in a thread, the launcher's end of its pipe, and its workers in the order of their start."""
 
     def __init__(self, monkeypatch):
-        self.workers, self.may_open = [], threading.Event()
+        self.workers, self.may_open, self.errors = [], threading.Event(), {}
         self.may_open.set()
         monkeypatch.setattr(worker_group, "turns", lambda spec: contextlib.nullcontext)
-        monkeypatch.setattr(worker_group, "make_host", lambda *about, **more: self.may_open.wait(60))
+        monkeypatch.setattr(worker_group, "make_host", self._opened)
         monkeypatch.setattr(worker_group, "own_keys", lambda spec, job: ("public", "secret"))
         monkeypatch.setattr(worker_group, "Worker", self._made)
         receiver, self._pipe = multiprocessing.Pipe(duplex=False)
         with receiver:
             spec = GroupSpec(SPEC, os.dup(receiver.fileno()))
-        self._thread = threading.Thread(target=worker_group.Group(spec, None, None).serve, daemon=True)
+        self.error, self._group = None, worker_group.Group(spec, None, None)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def _serve(self):
+        try:
+            self._group.serve()
+        except Exception as error:
+            self.error = error
+
+    def _opened(self, job, client, *about, **more):
+        self.may_open.wait(60)
+        if client in self.errors:
+            raise self.errors[client]
 
     def _made(self, *about):
         self.workers.append(Waiting(*about))
@@ -72,8 +86,13 @@ class Process:
     def end(self):
         """Close the pipe; the group ends once its clients have left."""
         self._pipe.close()
+        assert self.failure() is None
+
+    def failure(self):
+        """Error with which the process ends; None if it ends without one."""
         self._thread.join(20)
         assert not self._thread.is_alive()
+        return self.error
 
 
 def until(done):
@@ -131,6 +150,34 @@ def test_a_stop_command_takes_back_a_start_command_and_a_start_command_a_stop_co
     assert len(group.workers) == 2
 
 
+@pytest.mark.parametrize(
+    ("errors", "message", "code"),
+    [
+        ({4: LedgerError("ledger-broken", "edited")}, "client 4: LedgerError: ledger-broken: edited", 3),
+        ({2: ValueError("two\nlines"), 4: LedgerError("ledger-broken", "edited"), 5: ValueError("b")},
+         "clients 2, 4-5: ValueError: two lines", 70),
+    ],
+)  # fmt: skip
+def test_a_process_ends_with_the_names_of_all_clients_that_failed(group, errors, message, code):
+    """Its launcher starts the others again. All clients of the process were lost with the one whose error ended it."""
+    group.errors.update(errors)
+    group.may_open.clear()
+    group.send(*(f"start {client}" for client in range(2, 7)))
+    until(lambda: is_served(6))
+    group.may_open.set()
+    failed = group.failure()
+    assert (type(failed), str(failed), failed.exit_code) == (ClientsFailed, message, code)
+    assert failed_clients(f"ClientsFailed: {failed}", range(2, 7)) == sorted(errors)
+    assert {worker.client for worker in group.workers} == set(range(2, 7)) - set(errors)
+
+
+@pytest.mark.parametrize("error", [RunFailed("the coordinator does not answer"), OSError(errno.ENOSPC, "full")])
+def test_an_error_that_concerns_all_clients_of_a_process_names_none(group, error):
+    group.errors[3] = error
+    group.send("start 3")
+    assert group.failure() is error
+
+
 def test_a_client_whose_keys_are_not_on_this_host_gets_no_ledger_here(monkeypatch, tmp_path):
     """Its ledger is where its keys are. A worker of many clients made an empty one before it looked for the keys."""
     opened = []
@@ -141,9 +188,9 @@ def test_a_client_whose_keys_are_not_on_this_host_gets_no_ledger_here(monkeypatc
     with receiver, pipe:
         pipe.send_bytes(b"start 3")
         group = worker_group.Group(GroupSpec(replace(SPEC, keys=tmp_path), os.dup(receiver.fileno())), job, None)
-        with pytest.raises(ConfigError, match=r"client_0003\.public"):
+        with pytest.raises(ClientsFailed, match=r"^client 3: ConfigError: .*client_0003\.public") as failed:
             group.serve()
-    assert not opened
+    assert (failed.value.exit_code, opened) == (2, [])
 
 
 def test_a_process_has_sockets_for_all_clients_of_the_job():
