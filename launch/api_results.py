@@ -11,7 +11,7 @@ from typing import Any, overload
 from dpcfl_net.report.run import Run
 from dpcfl_net.report.sweep import write_sweep
 from dpcfl_net.results.comparison import Comparison
-from dpcfl_net.results.number_format import percent
+from dpcfl_net.results.number_format import counted, percent
 from dpcfl_net.results.table_text import table_html
 from dpcfl_net.results.tables import Table
 
@@ -49,7 +49,7 @@ class SweepResult(Sequence[Run]):
         return write_sweep(self.path)
 
     def __repr__(self) -> str:
-        return f"<SweepResult {self.path}: {len(self)} run{'' if len(self) == 1 else 's'}>"
+        return f"<SweepResult {self.path}: {counted(len(self), 'run')}>"
 
     def _repr_html_(self) -> str:
         axes = list(dict.fromkeys(key for values in self.values for key in values))

@@ -23,7 +23,7 @@ from dpcfl_net.report.figures import (
     symbol,
     true_name,
 )
-from dpcfl_net.results.number_format import number, plain, tiny
+from dpcfl_net.results.number_format import counted, number, plain, tiny
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import FirstRound, RunView, letter
 
@@ -56,7 +56,7 @@ def first_round(view: RunView) -> Figure:
         "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g"),
     }
     coloured = ", coloured by true cluster" if known else ""
-    components = f"{first.clusters} component{'' if first.clusters == 1 else 's'}"
+    components = counted(first.clusters, "component")
     caption = (
         f"One point per client{coloured}{_sampled(len(drawn), len(kinds))}; circles: the server's {components} at one and two "
         f"standard deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "

@@ -10,7 +10,7 @@ from itertools import groupby, zip_longest
 from typing import Any
 
 from dpcfl_net.clustering.metrics import minority
-from dpcfl_net.results.number_format import number
+from dpcfl_net.results.number_format import counted, number
 from dpcfl_net.results.run_files import JsonLine, listed, numbers, whole
 from dpcfl_net.results.run_view import RunView, letter, sizes
 
@@ -122,7 +122,7 @@ def true_name(view: RunView, cluster: int) -> str:
     """Label a true cluster by letter and number of clients; the minority is marked."""
     clients = sizes(view.true_clusters).get(cluster, 0)
     mark = ", minority" if minority(view.true_clusters) == cluster else ""
-    return f"{letter(cluster)} ({clients} client{'' if clients == 1 else 's'}{mark})"
+    return f"{letter(cluster)} ({counted(clients, 'client')}{mark})"
 
 
 def accuracy(view: RunView) -> Figure:
@@ -168,7 +168,7 @@ def epsilon_spent(view: RunView) -> Figure:
         return Figure("epsilon", title, why="no client's epsilon is finite: the run is unprotected")
     caption = "All charges of each client up to that round, composed."
     if endless := sum(value is None for value in view.spent[rounds[-1]]):
-        caption += f" That of {endless} client{'' if endless == 1 else 's'} is not finite."
+        caption += f" That of {counted(endless, 'client')} is not finite."
     if len(curves) > CURVES:
         data = quantile_lines({at: view.spent[at] for at in rounds}, "{:.3g}")
         caption += f" Quantiles of the clients, which have {len(curves):,} different curves."

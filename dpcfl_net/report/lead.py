@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpcfl_net.results.number_format import at_most, number, percent
+from dpcfl_net.results.number_format import at_most, counted, number, percent
 from dpcfl_net.results.privacy_statement import has_single_releases, protects_validation
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView
@@ -45,7 +45,7 @@ def result_line(view: RunView) -> str:
     parts = [f"{spelt(view.algorithm)}: {said} {epsilon}", *_clusters(view)]
     if view.state != "finished":
         done = max([whole(view.run.get("rounds_done")) or 0, *view.served])
-        parts.append(f"{view.state} after {done} round{'' if done == 1 else 's'}")
+        parts.append(f"{view.state} after {counted(done, 'round')}")
     return ", ".join(parts)
 
 

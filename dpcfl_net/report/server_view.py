@@ -9,7 +9,7 @@ from dpcfl_net.algorithms.base import registry
 from dpcfl_net.federation.capabilities import declared_steps
 from dpcfl_net.report.cluster_figures import NO_CLUSTERS, ONE_CLUSTER, clusters_clients, grouped_rounds, membership
 from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
-from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny
+from dpcfl_net.results.number_format import counted, duration, number, percent, plain, size, tiny
 from dpcfl_net.results.privacy_statement import has_single_releases
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, record_counts, sizes
@@ -79,7 +79,7 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
         ("Clusters", _grouping(view), f"True clusters: {truth}{judged}."),
         ("Accuracy", "Unknown: the server holds no test data.", f"{accuracies[:1].upper()}{accuracies[1:]}."),
         ("The data", _records(view), _data(view)),
-        ("Time", f"{len(served)} round{'' if len(served) == 1 else 's'} answered{taken}{_absent(view)}.", _busy(view)),
+        ("Time", f"{counted(len(served), 'round')} answered{taken}{_absent(view)}.", _busy(view)),
     ]
 
 
@@ -163,8 +163,8 @@ def _absent(view: RunView) -> str:
     counts = {name: sum(len(listed(line, name)) for line in view.served.values()) for name in ("missing", "late", "away")}
     absent, late, away = counts["missing"], counts["late"], counts["away"]
     paused = sum(number(line.get("paused_s")) or 0.0 for line in view.served.values())
-    said = f"; {absent} answer{'' if absent == 1 else 's'} missing" if absent else "; no answer missing"
-    said += f"; {late} answer{'' if late == 1 else 's'} after the deadline, set aside" if late else ""
+    said = f"; {counted(absent, 'answer')} missing" if absent else "; no answer missing"
+    said += f"; {counted(late, 'answer')} after the deadline, set aside" if late else ""
     said += f"; {away} away by schedule" if away else ""
     return said + (f"; paused {duration(paused)} below the quorum" if paused else "")
 

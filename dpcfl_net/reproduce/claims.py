@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpcfl_net.results.number_format import counted
 from dpcfl_net.results.statistics import LEVEL, Test, fewest_seeds, holm, interval, p_values, seeds_needed
 
 Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
@@ -66,7 +67,7 @@ class Comparison:
         found = interval(values, self.test)
         between = f", {LEVEL:.0%} interval {found[0]:.3g} to {found[1]:.3g}" if found else ""
         unit, where = (f" {self.unit}" if self.unit else ""), (f"{self.name}: " if self.name else "")
-        seeds = f"{self.seeds} seed{'s' * (self.seeds != 1)}"
+        seeds = counted(self.seeds, "seed")
         if self.test == "sign":
             above, below = (sum(sign * (value - self.margin) > 0 for value in values) for sign in (1, -1))
             return f"{where}{above} above and {below} below {self.margin:g}{unit}, {seeds}"

@@ -24,6 +24,7 @@ from dpcfl_net.reproduce.rr_accuracy import PAPER, Rows
 from dpcfl_net.reproduce.rr_curves import CONFIGS, EVERY, SCALE_NOTES
 from dpcfl_net.reproduce.rr_labels import labels_of
 from dpcfl_net.reproduce.rr_moves import moves_of
+from dpcfl_net.results.number_format import counted
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
@@ -128,7 +129,7 @@ def right_labels(budget: float) -> dict[str, float]:
     pure = _largest_cost(lambda e: [_labelled(NO_SUMS, e)], budget)
     found[RESPONSE_SAMPLES] = kept(pure)
     for count in RELEASES:
-        releases = f"all clients, {count} release{'s' * (count > 1)}"
+        releases = f"all clients, {counted(count, 'release')}"
         pure = _largest_cost(lambda e, n=count: [RandomisedResponse(e, CLUSTERS, n)], budget)  # type: ignore[misc]
         found[f"randomised response, {releases}"] = kept(pure)
         span = _largest_cost(lambda e, n=count: [BoundedRangeSelection(e, n)], budget)  # type: ignore[misc]

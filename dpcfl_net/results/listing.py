@@ -11,6 +11,7 @@ from pathlib import Path
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import reason
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
+from dpcfl_net.results.number_format import counted
 
 MOST_DEPTH = 6  # folders between the listed one and a run
 MOST_FOLDERS = 20_000  # that one listing opens
@@ -114,7 +115,7 @@ def _walk(root: Path, notes: list[str]) -> Iterator[Found]:
                 below += _folders(root, folder, notes)
         level = below
     if level:
-        notes.append(f"{len(level)} folder(s) more than {MOST_DEPTH} levels down were not searched")
+        notes.append(f"not searched: {counted(len(level), 'folder')} more than {MOST_DEPTH} levels down")
 
 
 def _kind(folder: Path) -> str:

@@ -18,6 +18,11 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def counted(number: int, what: str, plural: str = "s") -> str:
+    """Write a number with its noun: `1 round`, `1,200 rounds`; `plural` is added to the noun."""
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
 def plain(value: Any, digits: int = 4) -> str:
     """Format a number with `digits` significant digits: 5, 1.269, 0.0001; `not stated` if it is missing."""
     found = number(value)

@@ -12,7 +12,7 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
-from dpcfl_net.results.number_format import number
+from dpcfl_net.results.number_format import counted, number
 from dpcfl_net.results.round_times import Point, accuracy_curve, elapsed_by_round
 from dpcfl_net.results.run_files import (
     JsonLine,
@@ -88,7 +88,7 @@ def read_result(folder: Path) -> Result:
         raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}{hint}")
     if run.get("state") != "finished":
         state, rounds = actual_state(folder, run), completed_rounds(folder, run)
-        done = f"{state} after {rounds} round{'' if rounds == 1 else 's'}"
+        done = f"{state} after {counted(rounds, 'round')}"
         command = f"dpcfl watch {shlex.quote(str(folder))}" if state == "running" else resume_command(folder)
         raise ConfigError(f"{folder} is {done}; only finished runs can be compared: {command}")
     check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)

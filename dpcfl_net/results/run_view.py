@@ -13,7 +13,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.files import MOST_BYTES
 from dpcfl_net.core.run_folder import RunFolder, no_run
 from dpcfl_net.data.settings import OWNED
-from dpcfl_net.results.number_format import number
+from dpcfl_net.results.number_format import counted, number
 from dpcfl_net.results.round_times import elapsed_by_round
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
 
@@ -296,7 +296,7 @@ def _lines(path: Path, notes: list[str]) -> list[JsonLine]:
     tail = JsonlTail(path)
     lines = tail.new()
     if tail.damaged:
-        notes.append(f"{path.name}: {tail.damaged} damaged line(s) left out")
+        notes.append(f"{path.name}: {counted(tail.damaged, 'damaged line')} left out")
     if tail.partial:
         notes.append(f"{path.name} ends within a line: the run is still writing, or was interrupted")
     return lines

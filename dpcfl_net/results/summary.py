@@ -28,7 +28,7 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.results.attack_results import has_attacks
 from dpcfl_net.results.epsilon_spent import clients_that_lack_charges, epsilon_curves, paying_ledgers
-from dpcfl_net.results.number_format import at_most, number
+from dpcfl_net.results.number_format import at_most, counted, number
 from dpcfl_net.results.run_files import actual_state, completed_rounds, mapping, report_command
 
 # Fields of run.json and sections of config.yaml that the program reads.
@@ -299,7 +299,7 @@ def write_run(folder: Path, document: dict[str, Any]) -> None:
 def damages(folder: Path, job: Job) -> list[str]:
     """Describe the damaged files of a run folder that its figures leave out, one sentence each."""
     counts = [(folder / name, runlog.unreadable(folder / name)) for name in runlog.REQUIRED]
-    found = [f"{path}: {count} damaged line(s) left out" for path, count in counts if count]
+    found = [f"{path}: {counted(count, 'damaged line')} left out" for path, count in counts if count]
     for where in dict.fromkeys(paying_ledgers(folder, job)):
         if not where.exists():  # the client has not begun, or the ledger is on its machine
             continue

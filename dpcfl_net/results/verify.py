@@ -33,7 +33,7 @@ from dpcfl_net.results.answers import other_than_announced, other_than_answered
 from dpcfl_net.results.asked_clients import asked_clients
 from dpcfl_net.results.compare import word
 from dpcfl_net.results.epsilon_spent import charges_to, ledger_folder
-from dpcfl_net.results.number_format import at_most, number
+from dpcfl_net.results.number_format import at_most, counted, number
 from dpcfl_net.results.run_files import mapping
 from dpcfl_net.results.split_models import Given, given, other_than_charged, split_models
 from dpcfl_net.transport import transcript
@@ -329,10 +329,6 @@ def _writes_no_transcript(folder: Path) -> bool:
         return False
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _debited(records: list[transcript.Record], charged: dict[int, list[Any]]) -> Check:
     """Check that every release received was debited first."""
     paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines}
@@ -346,8 +342,8 @@ def _debited(records: list[transcript.Record], charged: dict[int, list[Any]]) ->
             released.add((client, header.round, header.task))
             if (client, header.round, header.task) not in paid:
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
-    silent = f"; {_counted(len(paid - released), 'debit')} without a release received" if paid - released else ""
-    detail = unpaid[0] if unpaid else f"{_counted(len(released), 'release')}, each debited{silent}"
+    silent = f"; {counted(len(paid - released), 'debit')} without a release received" if paid - released else ""
+    detail = unpaid[0] if unpaid else f"{counted(len(released), 'release')}, each debited{silent}"
     return Check("messages: every release was debited first", not unpaid, detail)
 
 

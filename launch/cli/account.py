@@ -14,7 +14,7 @@ from dpcfl_net.privacy.events.allocated_gaussian import MOST_BATCHES, AllocatedG
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.results.number_format import at_most
+from dpcfl_net.results.number_format import at_most, counted
 
 MOST_STEPS = 1_000_000_000
 RECORD, CLIENT = "record", "client"
@@ -136,14 +136,14 @@ class Training:
             assert asked.rounds is not None
             # A trusted server samples a fixed number for replacement, as `algorithm.sampling: auto` does.
             sampling = "fixed" if asked.adjacency == "replace-one" else "poisson"
-            sampled, described = asked.per_round or asked.clients, _count(asked.rounds, "round")
+            sampled, described = asked.per_round or asked.clients, counted(asked.rounds, "round")
             return cls(CLIENT, sampled, asked.clients, asked.rounds, described, sampling)
         assert asked.records is not None
         assert asked.batch is not None
         epochs, rounds, each = asked.epochs or 1, asked.rounds or 1, math.ceil(asked.records / asked.batch)
-        described = f"{_count(epochs, 'epoch')} of {each:,}"
+        described = f"{counted(epochs, 'epoch')} of {each:,}"
         if asked.rounds is not None:
-            described = f"{_count(rounds, 'round')} of {described}"
+            described = f"{counted(rounds, 'round')} of {described}"
         return cls(RECORD, asked.batch, asked.records, rounds * epochs * each, described, asked.sampling or "poisson")
 
     @property
@@ -221,7 +221,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     """
     unit, sampled = found["unit"], f"{found['sampled']:,} of {found['population']:,} {found['unit']}s"
     if found["sampling"] == "allocation":
-        sampled = f"1 of {_count(round(1 / found['sampling_rate']), 'batch', 'es')} of each epoch"
+        sampled = f"1 of {counted(round(1 / found['sampling_rate']), 'batch', 'es')} of each epoch"
     mechanism = "DP-SGD" if unit == RECORD else "noisy sums of clipped updates"
     kind, over = _TITLES[found["sampling"]], _OVER_TWICE if found["sampling"] == "fixed" else _OVER_CLIP
     rows = [
@@ -250,7 +250,3 @@ def _spent(
 
 def _accountant(asked: Question) -> Accountant:
     return "rdp" if asked.accountant == "rdp" else "pld"
-
-
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number:,} {what}{'' if number == 1 else plural}"

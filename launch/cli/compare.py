@@ -14,6 +14,7 @@ from dpcfl_net.launch.cli.steps import printable
 from dpcfl_net.report.sweep import write_comparison, write_sweep
 from dpcfl_net.results import compare
 from dpcfl_net.results.comparison import Comparison
+from dpcfl_net.results.number_format import counted
 from dpcfl_net.results.table_text import table_csv
 from dpcfl_net.results.tables import Table
 
@@ -69,7 +70,7 @@ def compare_runs(
     said = sys.stdout if form == "table" else sys.stderr
     if csv is not None:
         comparison.to_csv(csv)
-        print(f"wrote {len(comparison)} run{'' if len(comparison) == 1 else 's'} to {csv}", file=said)
+        print(f"wrote {counted(len(comparison), 'run')} to {csv}", file=said)
     if page is not None:
         lead = [f"{len(comparison)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
         plots = write_comparison(page, "Comparison", lead, comparison.results, comparison.apart, target)

@@ -16,7 +16,7 @@ from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.launch.placement import local
 from dpcfl_net.privacy.slots import Slot
-from dpcfl_net.results.number_format import at_most, duration, size
+from dpcfl_net.results.number_format import at_most, counted, duration, size
 
 LISTED = 4  # noise multipliers; of more the span
 
@@ -113,7 +113,7 @@ def _cost_lines(cost: dict[str, Any]) -> list[str]:
     return [
         f"expected cost ({cost['source']}):",
         f"  computing  {cost['steps']:,} steps on {cost['records']:,} records, {1e3 * cost['step_s']:.1f} ms each in one thread "
-        f"(measured now), {slots} worker{'s' if slots > 1 else ''} at a time",
+        f"(measured now), {counted(slots, 'worker')} at a time",
         f"  time       about {duration(cost['wall_s'])} on idle cores, {duration(cost['cpu_s'])} of processor time",
         f"  network    {size(cost['bytes_up'])} to the server, {size(cost['bytes_down'])} from it",
         *through,

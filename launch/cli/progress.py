@@ -13,7 +13,7 @@ from dpcfl_net.clustering.metrics import minority
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.cli.phases import Workers
 from dpcfl_net.launch.preparation import read_step
-from dpcfl_net.results.number_format import at_most, number, percent
+from dpcfl_net.results.number_format import at_most, counted, number, percent
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
 from dpcfl_net.results.run_view import (
     in_one_process,
@@ -264,7 +264,7 @@ class ProgressTail:
             if len(counts) > GROUPS:
                 return f"{len(counts)} of {min(counts)} to {max(counts)}"
             if len(counts) == 1:  # the number alone would be read as that of the clusters
-                return f"1 ({counts[0]} client{'' if counts[0] == 1 else 's'})"
+                return f"1 ({counted(counts[0], 'client')})"
             if counts:
                 return "/".join(map(str, sorted(counts)))
         return ""

@@ -21,9 +21,9 @@ from dpcfl_net.launch.cli.phases import AWAY, GONE, SENDING, TRAINING, WAITING
 from dpcfl_net.launch.cli.progress import ALL_CLIENTS, DEAD, ENDED, ProgressTail, ProgressView, tail_progress
 from dpcfl_net.launch.cli.steps import StepsLive, draw_steps, printable, unshifted
 from dpcfl_net.launch.preparation import Steps, listed
-from dpcfl_net.results.number_format import at_most, duration, number, percent, yes
+from dpcfl_net.results.number_format import at_most, counted, duration, number, percent, yes
 from dpcfl_net.results.privacy_statement import statement
-from dpcfl_net.results.run_files import mapping
+from dpcfl_net.results.run_files import mapping, whole
 from dpcfl_net.results.tables import GAP
 from dpcfl_net.results.tables import Table as Comparison
 
@@ -263,8 +263,8 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     if len({_terms(one) for one in (run, *others)}) > 1:
         console.print(Text("! these runs are not at the same privacy: do not compare their accuracies", style="yellow"))
     if run.get("state") not in (None, "finished"):
-        done = run.get("rounds_done", 0)
-        said = f"! the run is {printable(run['state'])} after {done} round{'' if done == 1 else 's'}"
+        done = whole(run.get("rounds_done")) or 0
+        said = f"! the run is {printable(run['state'])} after {counted(done, 'round')}"
         console.print(Text(said, style="yellow"))
     _print_statement(run, console, whole=not others)
 

@@ -18,6 +18,7 @@ from dpcfl_net.launch.sweeps import outcome_line
 from dpcfl_net.launch.tuning import output
 from dpcfl_net.launch.tuning.runs import StudyRuns
 from dpcfl_net.launch.tuning.study import Study, TuneOptions
+from dpcfl_net.results.number_format import counted
 
 
 def seeds(option: str, text: str | None) -> tuple[int, ...]:
@@ -57,8 +58,7 @@ def dry_run(study: Study) -> tuple[int, dict[str, Any]]:
             print(one.space.label(index))
         if adaptive:
             print(f"{one.space.algorithm}: {study.count} of {len(one.space):,} combinations, proposed during the search")
-    final = f"{study.final_runs} final run{'' if study.final_runs == 1 else 's'}"
-    print(f"{study.trial_runs} run{'' if study.trial_runs == 1 else 's'} of trials, then {final}")
+    print(f"{counted(study.trial_runs, 'run')} of trials, then {counted(study.final_runs, 'final run')}")
     return 0, output.document(study)
 
 

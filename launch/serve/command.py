@@ -12,6 +12,7 @@ from dpcfl_net.launch.serve.access import TUNNEL, Access, loopback
 from dpcfl_net.launch.serve.server import PageServer
 from dpcfl_net.launch.serve.site import Site
 from dpcfl_net.results.listing import RUN, SWEEP, Listing
+from dpcfl_net.results.number_format import counted
 
 
 def serve(folder: Path, host: str, port: int, *, opens_browser: bool) -> None:
@@ -51,5 +52,5 @@ def _open(address: str) -> None:
 
 def _counts(listing: Listing) -> str:
     kinds = Counter(found.kind for found in listing.found.values())
-    said = [f"{kinds[kind]} {kind}{'' if kinds[kind] == 1 else 's'}" for kind in (RUN, SWEEP)]
+    said = [counted(kinds[kind], kind) for kind in (RUN, SWEEP)]
     return f"{' and '.join(said)} in {listing.root}"

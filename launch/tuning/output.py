@@ -16,7 +16,7 @@ from dpcfl_net.launch.cells.outcome import FINISHED, CellOutcome
 from dpcfl_net.launch.new_run import mode_of
 from dpcfl_net.launch.tuning.study import Study, Trial, Tuned
 from dpcfl_net.results import summary
-from dpcfl_net.results.number_format import at_most, percent
+from dpcfl_net.results.number_format import at_most, counted, percent
 from dpcfl_net.results.tables import Table
 from dpcfl_net.results.tuned_epsilon import Candidate, JointEpsilon, joint_epsilon
 
@@ -96,7 +96,7 @@ def joint_sentence(study: Study, found: JointEpsilon) -> str:
         return f"no joint epsilon of trials and final run: {found.reason}"
     runs, further = study.count * len(study.options.trial_seeds), len(study.options.seeds) - 1
     said = f"{runs} trial runs and one final run together: epsilon {at_most(found.epsilon)} at delta {found.delta:g} for a record in all of them"
-    return said + (f"; {further} further final run{'s' if further > 1 else ''} not counted" if further else "")
+    return said + (f"; {counted(further, 'further final run')} not counted" if further else "")
 
 
 def choice_sentence(study: Study) -> str:

@@ -197,7 +197,12 @@ def test_crashed_run_with_partial_and_damaged_files(tmp_path: Path) -> None:
     assert view.first_round is None
     assert view.name == "fmnist-r-dpcfl"
     text = own_part(write_report(folder))
-    for note in ("run.json is damaged", "first_round.npz is damaged", "metrics.jsonl: 3 damaged line(s)", "ends within a line"):
+    for note in (
+        "run.json is damaged",
+        "first_round.npz is damaged",
+        "metrics.jsonl: 3 damaged lines left out",
+        "ends within a line",
+    ):
         assert note in text
     assert "no privacy statement" in text
 

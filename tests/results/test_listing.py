@@ -41,7 +41,7 @@ def test_deep_folders_are_named_not_searched(tmp_path: Path) -> None:
     write_start(tmp_path.joinpath(*"ABCDEF") / "G")
     listing = list_runs(tmp_path)
     assert [found.place for found in listing.found.values()] == ["a/b/c/d/e/f"]
-    assert listing.notes == (f"1 folder(s) more than {MOST_DEPTH} levels down were not searched",)
+    assert listing.notes == (f"not searched: 1 folder more than {MOST_DEPTH} levels down",)
 
 
 @pytest.mark.parametrize("name", ["none", "file"])
