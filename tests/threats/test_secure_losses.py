@@ -266,39 +266,48 @@ def served(job, folder, ledgers: str, patch, kind: type[worker.Worker], training
                 thread.join()
 
 
-def times_of_queued_tasks(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, set[int]]:
-    """Seconds until each client's masked vector arrives if the server asks for what is refused just before, and who trained."""
-    with served(job, folder, ledgers, patch, kind, 2.6) as (server, workers, _, tasks, trained):
-        for client, task in tasks.items():
-            server.send_task(client, job.protocol.rounds + 1, "masked_update", task)
-        refused = time.monotonic()
-        while time.monotonic() < refused + 1.2:
-            server.poll(0.02)
-        for client, task in tasks.items():
-            server.send_task(client, 1, "masked_update", task)
-        seconds = {}
-        while len(seconds) < len(workers):
-            for event in server.poll(0.02):
-                if event.kind == "result" and event.status == "release":
-                    seconds[event.client] = time.monotonic() - refused
+def times_of_queued_tasks(job, folder, ledgers: str, kind: type[worker.Worker]) -> tuple[dict, set[int]]:
+    """Seconds until each client's masked vector arrives if the server asks for what is refused just before, and who trained.
+
+    They tell nothing if the machine has paused for half a second: then all is done again, at most twice.
+    """
+    for attempt in range(3):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            served(job, folder, f"{ledgers} {attempt}", patch, kind, 2.6) as (server, workers, _, tasks, trained),
+        ):
+            for client, task in tasks.items():
+                server.send_task(client, job.protocol.rounds + 1, "masked_update", task)
+            refused = looked = time.monotonic()
+            seconds, pause, asked = {}, 0.0, False
+            while len(seconds) < len(workers):
+                if not asked and looked >= refused + 1.2:
+                    asked = True
+                    for client, task in tasks.items():
+                        server.send_task(client, 1, "masked_update", task)
+                for event in server.poll(0.02):
+                    if event.kind == "result" and event.status == "release":
+                        seconds[event.client] = time.monotonic() - refused
+                looked, before = time.monotonic(), looked
+                pause = max(pause, looked - before)
+        if pause < 0.5:
+            break
     return seconds, trained
 
 
 @pytest.mark.scenario(39)
-def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence, monkeypatch):
+def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence):
     """A refused task keeps a client busy for a whole deadline. The next one has waited for so long, and begins just before its own."""
 
     class Forgetful(worker.Worker):
         _left = property(lambda self: -math.inf, lambda self, left: None)
 
     job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 4.0})
-    with monkeypatch.context() as patch:
-        seconds, trained = times_of_queued_tasks(job, tmp_path, "ledgers", patch, worker.Worker)
+    seconds, trained = times_of_queued_tasks(job, tmp_path, "ledgers", worker.Worker)
     assert 0 < len(trained) < len(seconds)
-    assert all(7.9 < found < 11.9 for found in seconds.values()), seconds  # 8, and a busy machine has 1.4 s for the rest
+    assert all(7.9 < found < 11.9 for found in seconds.values()), seconds  # 8, with 1.4 s for the rest
     evidence.got("all answers leave a deadline after that to the task before, in (trained) or out")
-    with monkeypatch.context() as patch:
-        again, same = times_of_queued_tasks(job, tmp_path, "again", patch, Forgetful)
+    again, same = times_of_queued_tasks(job, tmp_path, "again", Forgetful)
     assert same == trained
     assert {client for client, found in again.items() if found > 7.9} == trained, again  # 5.2 s or 9.2 s
     evidence.control(
