@@ -94,6 +94,8 @@ class Observer:
         files = RunFolder(spec.folder)
         self._checkpoints, self._warnings = files.checkpoints, files.warnings
         self._algorithm = job.algorithm
+        # One model for the clients of one true cluster would fit it without having found anything.
+        self._judged = self._known and (self._algorithm.capabilities.published_models > 1 or len(set(self.truth)) > 1)
         self._test_sets = TestSetEvaluator(job, spec.data_root)
         self._personal: PersonalFigures | None = None
         if self._algorithm.capabilities.personal:
@@ -244,7 +246,7 @@ class Observer:
         self._write_scores(t, entry.assignment)
 
     def _write_scores(self, t: int, found: Assignment) -> None:
-        """Write how well a round's clusters fit the true ones, once, if each client has a cluster."""
+        """Write a round's clusters and how well they fit the true ones, once, if each client has a cluster."""
         if t in self._scored or any(cluster is None for cluster in found):
             return
         self._scored.add(t)
@@ -254,7 +256,7 @@ class Observer:
             "recovered": metrics.recovered(self.truth, found),
             "minority_recovered": metrics.minority_recovered(self.truth, found),
         }
-        self._clusters.write({"view": "observer", "round": t, **(scores if self._known else {}), "assigned": found})
+        self._clusters.write({"view": "observer", "round": t, **(scores if self._judged else {}), "assigned": found})
 
     def _write_labels(self, note: Models) -> None:
         """Write the share of correct labels of each kind; clusters are named to fit the first kind best."""

@@ -77,6 +77,18 @@ def test_scores_of_clusters_that_a_full_disk_cut_off_are_written_by_the_next_obs
             clusters.write_bytes(clusters.read_bytes()[:20])  # the line of metrics.jsonl was written before it
 
 
+@pytest.mark.parametrize(("algorithm", "judged"), [("global", False), ("r-dpcfl", True)])
+def test_one_model_for_one_true_cluster_has_not_found_it(tmp_path, algorithm, judged):
+    """`dpcfl compare` showed 2/2 under "clusters found" for two runs of an algorithm without clusters."""
+    make_keys(tmp_path / "keys", 4)
+    settings = {**SMALL, "data": {**DATA, "clients": [4]}, "model": {"name": "linear"}, "algorithm": {"name": algorithm}}
+    job = make_job(config.resolve(settings), tmp_path / "keys")
+    with closing(Observer(ObserverSpec(tmp_path, "", "", tmp_path, tmp_path, None, 1), job)) as observer:
+        observer.take(Models(1, [0] * 4, np.zeros((1, job.protocol.model.parameters), np.float32)))
+    (line,) = [line for line in runlog.read(RunFolder(tmp_path).clusters) if "assigned" in line]
+    assert ({"recovered", "ari"} <= line.keys()) == judged
+
+
 @pytest.mark.parametrize(("more", "value"), [(1, 0.0), (0, np.nan)])
 def test_a_last_checkpoint_that_does_not_fit_the_job_is_not_evaluated(tmp_path, more, value):
     """An untrusted server wrote it. A longer model was evaluated by its first p numbers."""
