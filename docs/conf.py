@@ -9,7 +9,7 @@ from typing import Any
 project = "dpcfl_net"
 author = "the authors of dpcfl_net"
 extensions = ["myst_nb"]
-exclude_patterns = ["reference_pages", "_site", "**/.ipynb_checkpoints"]
+exclude_patterns = ["reference_pages", "measured", "_site", "**/.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = "dpcfl_net"
 html_static_path = ["_static"]

@@ -10,6 +10,7 @@ import pytest
 from pages import PARTS, ROOT, Link, anchors, links, named_files, pages, unfenced
 
 DOCS = ROOT / "docs"
+DOCS_PAGES = [page for page in pages() if DOCS in page.parents]
 _PATH = re.compile(r"(?<![\w/.])docs/[\w./-]*\w")
 _MADE_UP = tuple((ROOT / "tests" / "docs").glob("*.py"))  # they name broken paths as examples
 
@@ -68,7 +69,7 @@ def test_every_path_of_docs_that_is_named_anywhere_exists():
 
 
 def test_each_page_is_in_a_part_and_its_part_links_it():
-    for page in DOCS.rglob("*.md"):
+    for page in DOCS_PAGES:
         name = page.relative_to(DOCS)
         assert str(name) == "index.md" or name.parts[0] in PARTS, f"move docs/{name} into one of {', '.join(PARTS)}"
     for part in PARTS:
@@ -81,7 +82,7 @@ def test_each_page_is_in_a_part_and_its_part_links_it():
 
 
 def test_each_page_says_first_what_it_is_for():
-    for page in DOCS.rglob("*.md"):
+    for page in DOCS_PAGES:
         paragraphs = page.read_text().split("\n\n")
         assert paragraphs[0].startswith("# ")
         assert paragraphs[1].startswith("After "), f"{page.relative_to(ROOT)}: begin with `After this page you ...`"

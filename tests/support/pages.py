@@ -57,9 +57,10 @@ class Block:
 
 @cache
 def pages() -> tuple[Path, ...]:
-    """Every Markdown page of the repository that people read."""
+    """Every Markdown page of the repository that people read; not a page that a command has written beside its data."""
+    docs, measured = ROOT / "docs", ROOT / "docs" / "measured"
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
-    return (*top, *sorted((ROOT / "docs").rglob("*.md")))
+    return (*top, *sorted(page for page in docs.rglob("*.md") if measured not in page.parents))
 
 
 @cache
