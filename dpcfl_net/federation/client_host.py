@@ -21,7 +21,7 @@ from dpcfl_net.federation.engine import Engine
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.federation.message_encoding import RESIDUAL, MessageEncoding
 from dpcfl_net.federation.secure.client_side import Masking, SecureClient, split_state
-from dpcfl_net.federation.secure.stages import MASKED_NAME, MASKING, STAGES
+from dpcfl_net.federation.secure.stages import MASKED_NAME, MASKING, STAGES, answer_interval_s
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -182,8 +182,10 @@ class ClientHost:
 
     def _check_model(self, step: ClientStep) -> None:
         """ConfigError, before the charge, if the model's gradients in this process show the place of a record in its batch."""
-        # A GPU is lent once for each task, after its charge: there, the first step checks the model.
-        if step.kind in self._trained or devices.torch_device().type != "cpu":
+        # A GPU is lent once for each task, after its charge: there, the first step checks the model. So it does if answers have a
+        # deadline: the wait for a core would show, by the time of the charge, how long the client before computes.
+        has_deadline = answer_interval_s(self.protocol, step.kind) is not None
+        if step.kind in self._trained or has_deadline or devices.torch_device().type != "cpu":
             return
         by_record = DPSGDSlot if self.algorithm.capabilities.plain_sgd else DPSGDSlot | SecureSlot
         slots = {slot for slot in self._plan if slot.name in step.charges and isinstance(slot, by_record)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -119,15 +119,23 @@ def test_what_is_cut_is_paid_for(tmp_path):
     assert replaced <= covered_epsilon(5)
 
 
-@pytest.mark.parametrize("pace", ["free", "constant"])
-def test_a_clients_steps_have_the_room_of_its_plan(tmp_path, monkeypatch, pace):
-    job, rooms, train = job_of(tmp_path / "keys", pace=pace), [], Trainer.train
+@pytest.mark.parametrize(
+    ("local", "spent"),
+    [({"pace": "free"}, [0, 1]), ({"pace": "constant"}, [0, 1]), ({"pace": "constant", "deadline_s": 2.0}, [1])],
+    ids=["free", "constant", "deadline"],
+)
+def test_a_clients_steps_have_the_room_of_its_plan(tmp_path, monkeypatch, local, spent):
+    """With a deadline no client waits for a core before its charge, even to check the model: the client before may compute there."""
+    job, rooms, train = job_of(tmp_path / "keys", **local), [], Trainer.train
     monkeypatch.setattr(Trainer, "train", lambda self, *args: rooms.append(args[-1]) or train(self, *args))
+    turns = []
     with closing(make_host(job, 0, tmp_path / "ledgers", durable=False)) as host:
+        host.turn = lambda: (turns.append(len(host.gate.spent())), nullcontext())[1]
         task = Task(1, "train", {"model": np.zeros(job.protocol.model.parameters, np.float32)})
         assert host.answer(task).status == "release"
         assert rooms == [host.room(job.algorithm.plan(job.protocol.client(0))[0])]
-    assert (rooms == [None]) == (pace == "free")
+    assert (rooms == [None]) == (local == {"pace": "free"})
+    assert turns == spent
 
 
 def test_statements_say_what_time_shows(tmp_path):
