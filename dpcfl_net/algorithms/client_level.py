@@ -33,8 +33,7 @@ WITHOUT_SURVIVORS = (
 )
 IN_TIME = (
     "who was in the sample, if a task with its wait for a core takes longer than local.deadline_s: the answer then leaves at a later "
-    "multiple of it; or longer than three quarters of it, if the client's process ends before the answer leaves: it comes back with an "
-    "answer only if it had computed one; or if processes end while clients that share cores wait for one in their first task"
+    "multiple of it"
 )
 VISIBLE = "which clients take part in which round: the schedule is public, and epsilon counts every participation in full"
 

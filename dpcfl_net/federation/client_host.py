@@ -50,6 +50,7 @@ class ClientHost:
         turn: Makes the context in which a task is computed. Clients that share cores wait there; writes of the ledger happen
             outside it.
         before_storing: Called with the new state between the computation of a task and the writes of its result.
+        before_final: Called when the result is written, but would still be computed again after a crash; None: it is final at once.
 
     Raises:
         ConfigError: If plan and client steps disagree.
@@ -80,6 +81,7 @@ class ClientHost:
         self._ledger = ledger
         self.turn: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.before_storing: Callable[[Mapping[str, Any]], None] = lambda state: None
+        self.before_final: Callable[[], None] | None = None
         spec = GateSpec.of(
             self.protocol, client, self._plan, self._steps, entry.noise_multiplier,
             noise_seed=noise_seed, deterministic=_repeatable(ledger.folder),
@@ -104,7 +106,7 @@ class ClientHost:
             self.before_storing(result[1])
             return result
 
-        return self.gate.answer(task, self._check, compute)
+        return self.gate.answer(task, self._check, compute, self.before_final)
 
     def data(self, part: Split) -> Any:
         """Open the client's records, once.

@@ -156,7 +156,7 @@ class Gate:
             names = self._planned.costliest(self.remaining())
             ledger.charge_truncated(truncated, names, [self._planned.events[name] for name in names])
 
-    def answer(self, task: Task, check: Check, compute: Compute) -> Answer:
+    def answer(self, task: Task, check: Check, compute: Compute, before_final: Callable[[], None] | None = None) -> Answer:
         """Answer a task. An equal task gets the same bytes, is charged once, and is computed from the same randomness.
 
         An exception from `compute` is passed on, and the charge stays. If the task comes again, also after a restart, it is
@@ -167,6 +167,7 @@ class Gate:
             check: Gets the task and raises Refused if it is invalid; nothing is spent then.
             compute: Runs after the debit is durable. Gets the charge and the client's state, and returns the release, the new
                 state, and the events of the mechanisms that ran.
+            before_final: Called before a computed result is final, as by `Ledger.store`.
 
         Returns:
             The answer.
@@ -184,7 +185,7 @@ class Gate:
             raise
         except Refused as refusal:
             return Answer("refused", code=refusal.code, reason=refusal.reason)
-        return known if isinstance(known, Answer) else self._compute(known, task, compute)
+        return known if isinstance(known, Answer) else self._compute(known, task, compute, before_final)
 
     def end(self) -> None:
         """Erase the keys of answers that are not stored if nothing is left to be asked; the same tasks are stale then.
@@ -295,7 +296,7 @@ class Gate:
             job=self.job_hash, request=request, round=task.round, kind=task.kind, slots=names, events=events, key=key
         )
 
-    def _compute(self, charged: Charged, task: Task, compute: Compute) -> Answer:
+    def _compute(self, charged: Charged, task: Task, compute: Compute, before_final: Callable[[], None] | None) -> Answer:
         names = self._planned.names(task)
         slots = {name: self._planned.slots[name] for name in names}
         charge = Charge(charged.key, slots, self._noise_multiplier, self._adjacency)
@@ -309,7 +310,8 @@ class Gate:
             same = final.digest() == charged.answered
             return _answer(final, cached=True) if same else self._lose(charged, "computed again, its bits differ")
         large = self._most_stored is not None and len(final.release) > self._most_stored
-        return _answer(self._ledger.store(charged.sequence, final, state, repeatable=self._deterministic and large))
+        repeatable = self._deterministic and large
+        return _answer(self._ledger.store(charged.sequence, final, state, repeatable=repeatable, before_final=before_final))
 
     def _lose(self, charged: Charged, reason: str) -> Answer:
         return _answer(self._ledger.store(charged.sequence, Stored("lost", code="lost", reason=reason)))

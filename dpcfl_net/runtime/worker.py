@@ -174,6 +174,14 @@ class Worker:
         _log.debug("client %d, round %d: %s begins", self.spec.client, event.round, event.task)
         has_deadline = answer_interval_s(self.job.protocol, event.task) is not None
         self._hidden, self._early = event if has_deadline and event.task not in STAGES else None, None
+
+        @functools.cache
+        def wait() -> None:
+            self._wait_for_the_deadline(event)
+
+        # If a result counted before its answer leaves, a server that ends the process or the run would learn from the answers after
+        # the restart what the deadline hides.
+        self.host.before_final = wait if has_deadline else None
         answer = self.host.answer(Task(event.round, event.task, event.tensors, event.blake3))
         _log.debug(
             "client %d, round %d: %s ends: %s %s", self.spec.client, event.round, event.task, answer.status, answer.reason
@@ -189,7 +197,7 @@ class Worker:
             self._figures.add(event.round, *figures)
         elif evaluates and has_deadline:
             figures = self._evaluated(event.round)
-        self._wait_for_the_deadline(event)
+        wait()
         self._at_work = False
         self._answers.append((event.id, answer))
         self._wake.wake()
@@ -224,10 +232,9 @@ class Worker:
         self._periods = []
 
     def _before_storing(self, state: Mapping[str, Any]) -> None:
-        """Wait until the last quarter of the deadline, in which the result is written.
+        """Wait until the last quarter of the deadline, in which the result is written, though it counts from the deadline only.
 
-        If a client wrote its result at once, a server that ends the process or the run early would learn from its answers after the
-        restart whether the result was written: so early only if the client had not trained.
+        The next start removes what was written of it: earlier in a deadline this would only happen to a client that had not trained.
         """
         if self._hidden is None:
             return

@@ -115,13 +115,13 @@ def power(step, lost):
             setattr(os, name, function)
 
 
-def ask_until_killed(folder, request, fake, step, lost, **changes):
+def ask_until_killed(folder, request, fake, step, lost, before_final=None, **changes):
     """One process: open and ask; it is killed at `step`, or once the answer was sent. The answer; None if none was sent."""
     answer = None
     with power(step, lost), suppress(Crash):
         ledger, gate = open_gate(folder, durable=True, **changes)
         try:
-            answer = gate.answer(request, allow, fake)
+            answer = gate.answer(request, allow, fake, before_final)
         finally:
             end_without_flushes(ledger)
     return answer
@@ -162,11 +162,13 @@ def after_each_failure_of(before, step_type, round, **changes):
                 break
 
 
-@pytest.mark.parametrize("rounds", [2, 3])
-def test_whatever_a_power_failure_loses_there_is_one_charge_and_one_draw(tmp_path, rounds):
+@pytest.mark.parametrize(
+    ("rounds", "before_final"), [(2, None), (3, None), (3, lambda: None)], ids=["new", "again", "final later"]
+)
+def test_whatever_a_power_failure_loses_there_is_one_charge_and_one_draw(tmp_path, rounds, before_final):
     """With two rounds before, the answer's file is new; with three, it is one that is used again."""
     outcomes = set()
-    for folder, fake, sent in after_each_failure(tmp_path, FakeStep, rounds):
+    for folder, fake, sent in after_each_failure(tmp_path, FakeStep, rounds, before_final=before_final):
         ledger, gate = open_gate(folder)
         answer = gate.answer(task(rounds + 1), allow, fake)
         assert len(ledger.charges(JOB)) == rounds + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from journals import MOST_CUT, keys_in, slot_start
@@ -33,6 +34,26 @@ def test_an_answer_of_which_a_crash_lost_a_part_is_computed_again(folder, part):
     (path,) = (path for path in (folder / "releases").iterdir() if part in path.read_bytes())
     path.write_bytes(path.read_bytes().replace(part, bytes(len(part))))
     with open_ledger(folder) as ledger:
+        assert (ledger.lookup("job-4"), ledger.state("job")) == (charged, b"state 3")
+
+
+@pytest.mark.parametrize("repeatable", [False, True], ids=["stored", "repeatable"])
+def test_a_crash_before_an_answer_is_final_leaves_its_debit_without_one(folder, tmp_path, repeatable):
+    """Its file has no first line until then, whatever file is used again, and an answer that is not stored has no mark."""
+    answer, state = Stored("release", b"bytes 4"), None if repeatable else b"state 4"
+
+    def crashed():
+        shutil.copytree(folder, tmp_path / "crashed")
+
+    with open_ledger(folder) as ledger:
+        charged = debit(ledger, 4)
+        ledger.store(charged.sequence, answer, state, repeatable=repeatable, before_final=crashed)
+        final = Charged(charged.sequence, charged.key, answer.digest()) if repeatable else answer
+        assert ledger.lookup("job-4") == final
+    with open_ledger(folder) as ledger:
+        assert ledger.lookup("job-4") == final
+    assert charged.sequence not in answers(tmp_path / "crashed", read_ledger(tmp_path / "crashed"))
+    with open_ledger(tmp_path / "crashed") as ledger:
         assert (ledger.lookup("job-4"), ledger.state("job")) == (charged, b"state 3")
 
 

@@ -148,5 +148,11 @@ def test_a_task_costs_two_flushes_in_the_order_that_the_charge_needs(tmp_path, m
             ledger.store(debit(ledger, number).sequence, Stored("release", b"x"))
         assert trail.count(("fdatasync", "ledger.jsonl")) == 3
         assert len([name for name, _ in trail if "sync" in name]) == 2 * 3 * SLOTS + 3
+        charged = debit(ledger, number + 1)
+        trail.clear()
+        final = ("before", "final")
+        ledger.store(charged.sequence, Stored("release", b"x"), before_final=lambda: trail.append(final))
+        flushed = [("pwritev", "2.answer"), ("fdatasync", "2.answer")]
+        assert [each for each in trail if each[1] != "releases"] == [*flushed, final, *flushed, ("pwritev", "journal")]
         trail.clear()
     assert trail == [("fdatasync", "ledger.jsonl"), ("pwritev", "journal"), ("fdatasync", "journal")]

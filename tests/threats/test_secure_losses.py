@@ -7,6 +7,7 @@ import math
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation import secure_claim, virtual
 from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.client_host import ClientHost
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.release_check import client_endpoint_arguments
 from dpcfl_net.federation.secure.job_terms import terms_of
@@ -222,13 +224,13 @@ def test_the_size_of_a_report_does_not_tell_whether_another_client_has_used_the_
 
 
 @contextlib.contextmanager
-def served(job, folder, ledgers: str, patch, kind: type[worker.Worker], training_s: float):
-    """A server, real workers in threads, their tasks for masked vectors, and the clients that have trained so far."""
+def served(job, folder, ledgers: str, patch, kind: type[worker.Worker], before_training: Callable[[], object]):
+    """A server, real workers in threads, their tasks for masked vectors, and the clients that have begun to train so far."""
     trained, sgd = set[int](), Client.sgd
 
     def slow(self, *args, **how):
         trained.add(int(threading.current_thread().name))
-        time.sleep(training_s)
+        before_training()
         return sgd(self, *args, **how)
 
     patch.setattr(Client, "sgd", slow)
@@ -274,7 +276,7 @@ def times_of_queued_tasks(job, folder, ledgers: str, kind: type[worker.Worker]) 
     for attempt in range(3):
         with (
             pytest.MonkeyPatch.context() as patch,
-            served(job, folder, f"{ledgers} {attempt}", patch, kind, 2.6) as (server, workers, _, tasks, trained),
+            served(job, folder, f"{ledgers} {attempt}", patch, kind, lambda: time.sleep(2.6)) as (server, workers, _, tasks, trained),
         ):
             for client, task in tasks.items():
                 server.send_task(client, job.protocol.rounds + 1, "masked_update", task)
@@ -315,19 +317,19 @@ def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence)
     )
 
 
-class Prompt(worker.Worker):
-    """A worker that writes each result at once."""
-
-    def _before_storing(self, state) -> None: ...
-
-
 def seconds_until_stopped_clients_leave(
     job, folder, ledgers: str, patch, kind: type[worker.Worker], training_s: float
 ) -> tuple[dict, set[int]]:
     """Seconds from the task until each client has left that is told to stop while all work on it, and who trained."""
     at_work, answer = set[int](), kind._answer
     patch.setattr(kind, "_answer", lambda self, *given: (at_work.add(self.spec.client), answer(self, *given)))
-    with served(job, folder, ledgers, patch, kind, training_s) as (server, workers, threads, tasks, trained):
+    with served(job, folder, ledgers, patch, kind, lambda: time.sleep(training_s)) as (
+        server,
+        workers,
+        threads,
+        tasks,
+        trained,
+    ):
         for client, task in tasks.items():
             server.send_task(client, 1, "masked_update", task)
         sent, left = time.monotonic(), {}
@@ -346,7 +348,9 @@ def seconds_until_stopped_clients_leave(
 def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_path, evidence, monkeypatch):
     """A server may tell the launcher to stop a client and to start it again: the time of its return would tell who trained."""
 
-    class Hasty(Prompt):
+    class Hasty(worker.Worker):
+        def _before_storing(self, state) -> None: ...
+
         def _wait_for_the_deadline(self, event) -> None:
             while not self._stop and time.monotonic() < event.arrived + self.job.protocol.local.deadline_s:
                 time.sleep(0.05)
@@ -364,22 +368,29 @@ def test_a_client_that_is_told_to_stop_during_a_task_leaves_at_its_deadline(tmp_
     evidence.control("without the wait, clients that do not train leave at once: all coins are read from who comes back first")
 
 
-def answers_after_a_crash(job, folder, ledgers: str, patch, kind: type[worker.Worker]) -> tuple[dict, dict, set[int]]:
-    """End all clients while some of them train, and return what they say after a new start, and who trained.
+def answers_after_a_crash(job, folder, ledgers: str, patch) -> tuple[dict, dict, set[int]]:
+    """End all clients when some train and the others wait for the deadline, start them again, and return what they say, and who trained.
 
     The server asks for signatures of the survivors; or it plays the next round, and asks for the masked vectors after it.
     """
-    with served(job, folder, ledgers, patch, kind, 5.0) as (server, _, _, tasks, trained):
-        for client, task in tasks.items():
-            server.send_task(client, 1, "masked_update", task)
-        sent = time.monotonic()
-        for _ in range(50):  # training has begun, and a pause of the machine is one of these
-            server.poll(0.0)
-            time.sleep(0.02)
-        for name in ("signing", "later"):  # what the disk holds if all processes end now
-            shutil.copytree(folder / ledgers, folder / f"{ledgers} {name}")
-        in_time = set(trained)
-        assert time.monotonic() < sent + 5.0  # nobody has trained, nor written a result at three quarters of the deadline
+    ended, waiting, end_s = threading.Event(), set[str](), job.protocol.local.deadline_s
+
+    def wait(moment: float) -> None:
+        if moment - time.monotonic() > 0.9 * end_s:  # the deadline, and not its last quarter, for which nobody waits here
+            waiting.add(threading.current_thread().name)
+            ended.wait()
+
+    patch.setattr(worker, "_sleep_until", wait)
+    with served(job, folder, ledgers, patch, worker.Worker, ended.wait) as (server, _, _, tasks, trained):
+        try:
+            for client, task in tasks.items():
+                server.send_task(client, 1, "masked_update", task)
+            while len(trained) + len(waiting) < len(tasks):
+                server.poll(0.02)
+            for name in ("signing", "later"):  # what the disk holds if all processes end now
+                shutil.copytree(folder / ledgers, folder / f"{ledgers} {name}")
+        finally:
+            ended.set()
     codes = []
     for name in ("signing", "later"):
         hosts = hosts_of(job, folder, f"{ledgers} {name}")
@@ -391,26 +402,27 @@ def answers_after_a_crash(job, folder, ledgers: str, patch, kind: type[worker.Wo
                  "later": {client: Task(1, "masked_update", task) for client, task in tasks.items()}}[name]  # fmt: skip
         answers = {client: host.answer(asked[client]) for client, host in hosts.items()}
         codes.append({client: answer.code or answer.status for client, answer in answers.items()})
-    return codes[0], codes[1], in_time
+    return codes[0], codes[1], trained
 
 
 @pytest.mark.scenario(39)
 def test_a_client_that_ends_before_its_deadline_comes_back_as_if_it_had_not_trained_yet(tmp_path, evidence, monkeypatch):
-    """A server may end the process, or the run, when only those have answered whose coin leaves them out."""
-    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 8.0})
+    """A server may end the process, or the run, when only those have computed an answer whose coin leaves them out."""
+    job = sum_job(tmp_path, 8, local={"batch_size": 16, "lr": 0.1, "deadline_s": 1000.0})
     with monkeypatch.context() as patch:
-        signing, later, trained = answers_after_a_crash(job, tmp_path, "ledgers", patch, worker.Worker)
+        signing, later, trained = answers_after_a_crash(job, tmp_path, "ledgers", patch)
     assert 0 < len(trained) < len(signing)
     assert set(signing.values()) == {"secure-stage"}, (trained, signing)
     assert set(later.values()) == {"lost"}, (trained, later)
-    evidence.got("all clients give equal answers after a crash before the deadline, in (trained) or out")
+    evidence.got("all clients give equal answers after a crash right before the deadline, in (trained) or out")
     with monkeypatch.context() as patch:
-        signing, later, same = answers_after_a_crash(job, tmp_path, "again", patch, Prompt)
+        patch.setattr(ClientHost, "before_final", property(lambda self: None, lambda self, wait: None), raising=False)
+        signing, later, same = answers_after_a_crash(job, tmp_path, "again", patch)
     assert same == trained
     assert {client for client, code in later.items() if code == "lost"} == trained, later
     assert {client for client, code in signing.items() if code == "secure-stage"} >= trained
     assert "release" in signing.values()
-    evidence.control("if each result is written at once, those that trained have lost it: all coins are read")
+    evidence.control("if a result is final once it is written, those that trained have lost it: all coins are read")
 
 
 CANARY = 0  # the client with canaries; 1 is honest, 2 colludes, 3 drops out

@@ -15,7 +15,8 @@ A task costs two flushes, one before data is touched and one before the answer l
    so that each line is always whole on the device in one of both files.
 3. The step computes. A crash leaves a debit with a key: an equal request is computed again from the same key.
 4. `store` puts the result into a file of releases/ that holds nothing any more, and flushes it. A crash before the flush has ended
-   leaves a file whose hashes do not match, and the key: as in step 3.
+   leaves a file whose hashes do not match, and the key: as in step 3. A result that may not count before a certain time
+   (`before_final`) is flushed without the first line of its file, which is written and flushed then.
 5. It then overwrites the key; the next flush, of the next debit or of `close`, takes that to the device. A crash in between leaves
    result and key; the next opening erases the key.
 
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -210,7 +211,13 @@ class Ledger:
         return Charged(entry.sequence, secret)
 
     def store(
-        self, sequence: int, answer: Stored, state: bytes | memoryview | None = None, *, repeatable: bool = False
+        self,
+        sequence: int,
+        answer: Stored,
+        state: bytes | memoryview | None = None,
+        *,
+        repeatable: bool = False,
+        before_final: Callable[[], None] | None = None,
     ) -> Stored:
         """Make the result of a debit final, durably. It may be sent once this returns.
 
@@ -220,6 +227,8 @@ class Ledger:
             state: Client state after the request; None if there is none.
             repeatable: True if the result is to be computed again rather than stored; it is stored all the same if it comes with
                 a new state.
+            before_final: Called before the result is final: a crash until it returns leaves the debit without a result. None: the
+                result is final at once.
 
         Returns:
             The result.
@@ -236,10 +245,13 @@ class Ledger:
         with self._writing():
             key = self._open_journal.key(sequence)
             if repeatable and key is not None:
+                if before_final is not None:
+                    before_final()
                 self._open_journal.mark(sequence, answer.digest())
             else:
                 # With a mark the debit counts as answered: a file that a crash cut short would pass for an edited one.
-                self._releases.put(entry, answer, state, atomically=key is not None and bool(key[1]))
+                marked = key is not None and bool(key[1])
+                self._releases.put(entry, answer, state, atomically=marked, before_final=before_final)
                 self._open_journal.erase(sequence)
             self._prune(entry.job)
         return answer

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +106,15 @@ class ReleaseStore:
             self._disk.sync_folder(self._folder)
         self._cut.clear()
 
-    def put(self, entry: Entry, answer: Stored, state: bytes | memoryview | None, *, atomically: bool = False) -> None:
+    def put(
+        self,
+        entry: Entry,
+        answer: Stored,
+        state: bytes | memoryview | None,
+        *,
+        atomically: bool = False,
+        before_final: Callable[[], None] | None = None,
+    ) -> None:
         """Write the result of a debit and the client state after it, durably.
 
         Args:
@@ -114,6 +122,7 @@ class ReleaseStore:
             answer: Its result.
             state: The client state; None: unchanged.
             atomically: True if no crash may leave a part of the file, since the debit will not be pending.
+            before_final: Called when the file is on the device but for its first line, without which it counts as cut by a crash.
         """
         header = {
             "sequence": entry.sequence,
@@ -129,21 +138,26 @@ class ReleaseStore:
         line = canonical_json({**header, "check": _check(header)}) + b"\n"
         fresh = not self._free
         path = self._new_file() if fresh else self._free.pop()
+        content = line, state or b"", answer.release
         if atomically:
-            self._disk.replace(path, line, state or b"", answer.release)
+            self._disk.replace(path, *content)
+        elif before_final is None:
+            self._overwrite(path, *content, is_new=fresh)
         else:
-            self._overwrite(path, line, state or b"", answer.release)
-            if fresh:
-                self._disk.sync_folder(self._folder)
+            self._overwrite(path, bytes(len(line)), *content[1:], is_new=fresh)
+            before_final()
+            self._overwrite(path, line)
         self._headers[entry.sequence], self._files[entry.sequence] = header, path
 
-    def _overwrite(self, path: Path, *parts: bytes | memoryview) -> None:
+    def _overwrite(self, path: Path, *parts: bytes | memoryview, is_new: bool = False) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             self._disk.write_at(fd, 0, *parts)
             self._disk.sync(fd)
         finally:
             os.close(fd)
+        if is_new:
+            self._disk.sync_folder(self._folder)
 
     def get(self, sequence: int) -> Stored | None:
         """Read the result of a debit; None if it has none or it is no longer stored."""
