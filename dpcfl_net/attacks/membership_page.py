@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.attacks.membership_scores import Curve, Scored, above_limit, auc, most_true_positives
+from dpcfl_net.attacks.membership_scores import ALARM, Curve, Scored, above_limit, auc, least_clients, most_true_positives
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.report.figures import axis, colour, spec
@@ -16,6 +16,7 @@ from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.number_format import at_most
 
 NAME = "membership"
+MOST_CLIENTS = 10**6  # whose number a sentence names
 FEW = 8  # clients below which intervals cover clearly less than 95 %
 MEASURES = {
     "cosine": "the cosine similarity between a record's gradient and the update",
@@ -40,7 +41,7 @@ def page(protocol: Protocol, found: Curve, scored: list[Scored], rounds: int, ep
     """
     delta = protocol.privacy.delta
     limits = [most_true_positives(rate.false, epsilon, delta) for rate in found.rates]
-    above = above_limit(found, epsilon, delta)
+    above, needed = above_limit(scored, epsilon, delta), least_clients(scored, epsilon, delta)
     rows = [
         [f"{rate.asked:g}", f"{rate.false:.4f}", f"{rate.true:.3f}", f"{rate.low:.3f} to {rate.high:.3f}", f"{limit:.3f}"]
         for rate, limit in zip(found.rates, limits, strict=True)
@@ -51,7 +52,7 @@ def page(protocol: Protocol, found: Curve, scored: list[Scored], rounds: int, ep
         title="Membership: which records a client trained on",
         headline=f"{protocol.name}: AUC {found.auc:.3f} ({found.low:.3f} to {found.high:.3f}), 0.5 by chance, over "
         f"{_counted(scored)} of {len(scored)} clients and {rounds} rounds.",
-        sentences=_sentences(protocol, epsilon, measure, above, len(scored)),
+        sentences=_sentences(protocol, epsilon, measure, above, len(scored), needed),
         columns=["false positive rate, at most", "measured", "true positive rate", "95 % interval", "limit of epsilon"],
         rows=rows,
         figure=_figure(found, epsilon, delta),
@@ -71,7 +72,7 @@ def _counted(scored: list[Scored]) -> str:
     return f"{sum(len(each.members) for each in scored)} members and {sum(len(each.others) for each in scored)} non-members"
 
 
-def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[float], clients: int) -> list[str]:
+def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[float], clients: int, needed: float) -> list[str]:
     sentences = [
         f"Per round and record the server computes {MEASURES[measure]}. The same measure with the updates of the other clients "
         "shows its distribution for non-members; log-likelihood ratios are added over rounds (FedMIA, Zhu et al. 2025).",
@@ -94,9 +95,15 @@ def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[flo
     )
     if above:
         sentences.append(
-            f"ABOVE THE LIMIT at false positive rates {', '.join(map(str, above))}: check the run with dpcfl audit. With {clients} clients this may "
-            "be chance: in a simulation at the limit whose records shared all noise of a client, 8 clients were above it in up to 10 % of cases "
-            "at epsilon 1 and 45 % at epsilon 2.2, 21 clients in 3 % and 13 %, and 40 clients in 1 % and 4 %."
+            f"ABOVE THE LIMIT at false positive rates {', '.join(map(str, above))}, which has a chance of at most {ALARM:g} if the claim "
+            "holds: check the run with dpcfl audit."
+        )
+    elif clients < needed:
+        sentences.append(
+            f"No result of {clients} clients is reported as above the limit: it would be chance too often, since the records of a client may "
+            f"share all of its noise. At this epsilon {needed:,} clients are needed, and more for an attack that makes errors."
+            if needed <= MOST_CLIENTS
+            else f"share all of its noise. At this epsilon more than {MOST_CLIENTS:,} clients would be needed."
         )
     return sentences
 

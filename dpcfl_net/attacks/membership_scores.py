@@ -1,4 +1,4 @@
-"""Membership scores across rounds: likelihood ratio of a client's update against the other clients' (FedMIA), and ROC curves."""
+"""Membership scores across rounds: likelihood ratio of a client's update against the other clients' (FedMIA), ROC curves, and limits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcfl_net.attacks.audit.bounds import at_most
-
 REFERENCES = 3  # fewest other clients from which mean and variance of a round are estimated
 LEAST_VARIANCE = 1e-12  # of scores of order 1; equal scores of all other clients
 RESAMPLES = 2000
 LARGEST_EXPONENT = 700.0  # e^709.8 is the largest float
 RATES = (0.1, 0.01, 0.001)  # false positive rates of the table
+ALARM = 0.05  # largest probability that `above_limit` lists any rate by chance
 
 
 def log_tail(target: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -66,8 +65,6 @@ class Rate:
         true: True positive rate at the same threshold.
         low: Lower end of its 95 % interval.
         high: Upper end.
-        most_false: Upper end of the 95 % interval of the false positive rate. The threshold is chosen on the records that
-            `false` counts, so that the rate on others is larger than `false` as often as not.
     """
 
     asked: float
@@ -75,7 +72,6 @@ class Rate:
     true: float
     low: float
     high: float
-    most_false: float
 
 
 @dataclass(frozen=True)
@@ -113,15 +109,14 @@ def curve(scored: list[Scored]) -> Curve:
     rng = np.random.default_rng(0)
     drawn = [rng.integers(len(scored), size=len(scored)) for _ in range(RESAMPLES)]
     members, others = _pooled(scored)
-    shown = [rate for rate in RATES if rate * len(others) >= 1]
+    shown = _shown(scored)
     again = [_pooled([scored[k] for k in draw]) for draw in drawn]
     low, high = _interval([auc(*pair) for pair in again], len(scored))
     rates = []
     for rate in shown:
         false, true = at_rate(members, others, rate)
         low_true, high_true = _interval([at_rate(*pair, rate)[1] for pair in again], len(scored))
-        most = at_most(round(false * len(others)), len(others), 0.025)
-        rates.append(Rate(rate, false, true, low_true, high_true, most))
+        rates.append(Rate(rate, false, true, low_true, high_true))
     thresholds = np.concatenate([[np.inf], np.quantile(np.concatenate([members, others]), np.linspace(1, 0, 201))])
     false_rates, true_rates = ([float((side >= at).mean()) for at in thresholds] for side in (others, members))
     return Curve(auc(members, others), low, high, tuple(rates), tuple(false_rates), tuple(true_rates))
@@ -151,8 +146,17 @@ def at_rate(members: np.ndarray, others: np.ndarray, rate: float) -> tuple[float
     Returns:
         False and true positive rate of "score above the threshold".
     """
-    threshold = np.sort(others)[::-1][min(math.floor(rate * len(others)), len(others) - 1)]
+    threshold = _threshold(others, rate)
     return float((others > threshold).mean()), float((members > threshold).mean())
+
+
+def _threshold(others: np.ndarray, rate: float) -> float:
+    return float(np.sort(others)[::-1][min(math.floor(rate * len(others)), len(others) - 1)])
+
+
+def _shown(scored: list[Scored]) -> list[float]:
+    """Those of RATES that the number of non-members can show."""
+    return [rate for rate in RATES if rate * sum(len(each.others) for each in scored) >= 1]
 
 
 def most_true_positives(false: float, epsilon: float, delta: float) -> float:
@@ -171,18 +175,62 @@ def most_true_positives(false: float, epsilon: float, delta: float) -> float:
     return float(min(1.0, factor * false + delta, 1 - (1 - delta - false) / factor))
 
 
-def above_limit(found: Curve, epsilon: float, delta: float) -> list[float]:
+def above_limit(scored: list[Scored], epsilon: float, delta: float) -> list[float]:
     """List the false positive rates at which an attack found more than (epsilon, delta)-DP allows.
 
+    Under (epsilon, delta)-DP a client's true and false positive rate at a threshold that does not depend on it have expectations with
+    E[1 - true + e^epsilon false] >= 1 - delta. The threshold is that of the clients before. Records of one client may share all of its
+    noise, so each client counts as one observation between 0 and 1 + e^epsilon: the probability that their mean is so small is at most
+    exp(-n KL), by the Chernoff bound of Hoeffding 1963, Theorem 1, which holds for martingales.
+
     Args:
-        found: Result of the attack.
+        scored: Scores of each attacked client. The clients are taken as independent, nothing is assumed of the records of one.
         epsilon: Epsilon; inf allows everything.
         delta: Delta.
 
     Returns:
-        `asked` of each rate whose whole interval lies above the limit, also at the upper end of its false positive rate.
+        Rates of RATES; any with a probability of at most ALARM if (epsilon, delta)-DP holds.
     """
-    return [rate.asked for rate in found.rates if rate.low > most_true_positives(rate.most_false, epsilon, delta)]
+    shown = _shown(scored)
+    return [rate for rate in shown if _chance(scored, rate, epsilon, delta) < ALARM / len(shown)]
+
+
+def least_clients(scored: list[Scored], epsilon: float, delta: float) -> float:
+    """Compute the number of clients below which `above_limit` lists no rate, also if the attack makes no error; inf for epsilon inf.
+
+    Args:
+        scored: Scores of each attacked client.
+        epsilon: Epsilon.
+        delta: Delta.
+    """
+    if math.isinf(epsilon):
+        return math.inf
+    within = math.log1p(-_least_errors(epsilon, delta))
+    return 1 + math.ceil(math.log(ALARM / max(1, len(_shown(scored)))) / within)  # the first one gives a threshold only
+
+
+def _chance(scored: list[Scored], rate: float, epsilon: float, delta: float) -> float:
+    """Bound the probability of so few errors as at the thresholds of a false positive rate under (epsilon, delta)-DP."""
+    if math.isinf(epsilon):
+        return 1.0
+    factor, before, errors = math.exp(min(epsilon, LARGEST_EXPONENT)), np.empty(0), []
+    for each in scored:
+        if rate * len(before) >= 1:
+            threshold = _threshold(before, rate)
+            missed, false = (each.members <= threshold).mean(), (each.others > threshold).mean()
+            errors.append((missed + factor * false) / (1 + factor))
+        before = np.concatenate([before, each.others])
+    least, found = _least_errors(epsilon, delta), float(np.mean(errors)) if errors else 1.0
+    if found >= least:
+        return 1.0
+    divergence = (1 - found) * (math.log1p(-found) - math.log1p(-least))
+    divergence += found * math.log(found / least) if found else 0.0
+    return math.exp(-len(errors) * divergence)
+
+
+def _least_errors(epsilon: float, delta: float) -> float:
+    """Least expectation of (1 - true + e^epsilon false) / (1 + e^epsilon)."""
+    return (1 - delta) / (1 + math.exp(min(epsilon, LARGEST_EXPONENT)))
 
 
 def _pooled(scored: list[Scored]) -> tuple[np.ndarray, np.ndarray]:
