@@ -88,7 +88,8 @@ class ClientLevel(Algorithm):
         problems = []
         if per_round < 1:
             problems.append(
-                f"algorithm.sampling_rate is {options.sampling_rate}: samples less than one of {setting.clients} clients"
+                f"algorithm.sampling_rate is {options.sampling_rate}: samples less than one of {setting.clients} clients, must be at "
+                f"least 1/{setting.clients}"
             )
         if sampling == "fixed" and adjacency != "replace-one":
             why = "the size of a fixed sample does not depend on the clients, so only replacement can be protected"

@@ -77,10 +77,16 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
             if update is not None:
                 updates.setdefault((header.round, client), update)
     if not updates:
-        why = "it must be full (output.transcript=full), and the clients must send updates of a model that they received"
+        why = _without_updates(job) if asked else "it must be full: output.transcript=full"
         raise ConfigError(f"{folder}: no update of {job.protocol.algorithm} can be read from the transcript: {why}")
     clients = sorted({client for _, client in updates})
     return {client: [updates[key] for key in sorted(updates) if key[1] == client] for client in clients}
+
+
+def _without_updates(job: Job) -> str:
+    if job.protocol.privacy.secure:
+        return "its clients send masked vectors, of which the server learns sums only"
+    return "its clients send no update of a model that they received"
 
 
 def _early(path: Path, job: Job, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:

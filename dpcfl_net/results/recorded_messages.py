@@ -17,18 +17,20 @@ from dpcfl_net.transport.messages import Header, match_template
 from dpcfl_net.transport.transcript import Record
 
 
-def transcript_of(folder: Path) -> Path:
+def transcript_of(folder: Path, kept: str = "full") -> Path:
     """Return the transcript of a run, for a reader of its messages.
 
     Args:
         folder: Run folder.
+        kept: The least `output.transcript` that the reader needs, for the error.
 
     Raises:
         ConfigError: If the run recorded none.
     """
     path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full runtime.federation=network")
+        settings = f"output.transcript={kept} runtime.federation=network runtime.aggregators=0"
+        raise ConfigError(f"{folder} has no {path.name}: record the run with {settings}")
     return path
 
 

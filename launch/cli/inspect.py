@@ -14,6 +14,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.secure_statement import has_single_releases
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.results import summary
+from dpcfl_net.results.recorded_messages import transcript_of
 
 TRUST = {
     "untrusted-server": "The server is not trusted. These messages are all that it received; each client's privacy gate released them.",
@@ -59,9 +60,7 @@ def inspect(folder: Path, chosen: Selection) -> dict[str, Any]:
     """
     from dpcfl_net.transport import transcript
 
-    job, path = summary.read_run_job(folder), RunFolder(folder).transcript
-    if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: output.transcript was off")
+    job, path = summary.read_run_job(folder), transcript_of(folder, "headers")
     protocol: Protocol = job.protocol
     if chosen.client is not None and chosen.client >= len(protocol.roster):
         raise ConfigError(f"--client is {chosen.client}: must be 0 to {len(protocol.roster) - 1}")

@@ -26,8 +26,8 @@ from dpcfl_net.launch.running import RunOptions
 from dpcfl_net.launch.saved_run import SavedRun, read_saved_run
 from dpcfl_net.results import summary
 from dpcfl_net.results.epsilon_spent import write_epsilon_lines
-from dpcfl_net.transport.identities import make_all_identities
-from dpcfl_net.transport.keys import make_keys
+from dpcfl_net.transport.identities import identity_path, make_all_identities
+from dpcfl_net.transport.keys import COORDINATOR, OBSERVER, PACK, aggregator_key, client_key, make_keys, public_path
 
 if TYPE_CHECKING:
     from dpcfl_net.report.trackers.base import Tracker
@@ -183,6 +183,22 @@ def _make_keys(folder: Path, config: Config) -> None:
         make_all_identities(folder, clients)
 
 
+def _check_keys(folder: Path, config: Config) -> None:
+    """Refuse a folder that lacks a key of a job of this configuration, and name the command that makes all of them."""
+    clients = config.data.client_count
+    groups = len(config.runtime.groups(clients))
+    names = [client_key(client) for client in range(clients)]
+    needed = [public_path(folder, name) for name in (COORDINATOR, OBSERVER, *(aggregator_key(k) for k in range(groups)))]
+    needed += [] if public_path(folder, PACK).exists() else [public_path(folder, name) for name in names]
+    if config.privacy.secure and not identity_path(folder, PACK).exists():
+        needed += [identity_path(folder, name) for name in names]
+    missing = next((path for path in needed if not path.exists()), None)
+    if missing is not None:
+        options = f"--clients {clients}" + (f" --aggregators {groups}" if groups else "")
+        options += " --identities" if config.privacy.secure else ""
+        raise ConfigError(f"{missing} is missing; all keys of this job are made by: dpcfl keygen NEW_FOLDER {options}")
+
+
 def write_job(
     path: Path,
     overrides: Iterable[str],
@@ -203,7 +219,7 @@ def write_job(
         Privacy plan and cost, as `estimate.describe`, with the files of the job.
 
     Raises:
-        ConfigError: If the folder holds another job, which processes may serve.
+        ConfigError: If the folder holds another job, which processes may serve, or `keys` lacks a key.
     """
     config = configuration.load(path, overrides)
     keys = keys or RunFolder(out).keys
@@ -213,6 +229,8 @@ def write_job(
         raise _another_job(out)
     if not keys.exists():
         _make_keys(keys, config)
+    else:
+        _check_keys(keys, config)
     config = with_noise_seed(config)
     job = make_job(config, keys, on_step)
     if earlier not in (None, canonical(job.protocol)):  # the protocol has the hashes of all other parts

@@ -417,7 +417,7 @@ def test_a_clients_own_ledger_says_that_its_releases_are_raw(tmp_path):
         ({**RR, "base": "fesem"}, REPLACED, "clients that keep a state reveal earlier samples"),
         ({"name": "dp-fedper", "sampling_rate": 0.5}, REPLACED, "clients that keep a state reveal earlier samples"),
         ({"name": "dp-fedavg", "sampling_rate": 0.3}, REPLACED, "algorithm.sampling_rate is 0.3: 3.6 of 12 clients is not a whole number"),
-        ({"name": "dp-fedavg", "sampling_rate": 0.08}, TRUSTED, "algorithm.sampling_rate is 0.08: samples less than one"),
+        ({"name": "dp-fedavg", "sampling_rate": 0.08}, TRUSTED, "algorithm.sampling_rate is 0.08: samples less than one of 12 clients, must be at least 1/12"),
         ({"name": "dp-fedavg", "sampling_rate": 0.5, "sampling": "fixed"}, TRUSTED, "needs privacy.adjacency replace-one"),
         ({"name": "dp-fedavg"}, SMALL["privacy"], "privacy.unit is 'sample', privacy.trust 'untrusted-server': dp-fedavg works with"),
         ({"name": "global"}, TRUSTED, "privacy.unit is 'client', privacy.trust 'trusted-server': global works with"),

@@ -245,6 +245,7 @@ FOLDERS: list[Case] = [
     ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
     *((f"{command} {{sweep}}", 2, ["{sweep} is a sweep, not a run folder: give the folder of one of its runs"])
       for command in ("verify", "export", "clients", "run --resume", "trace", "watch --once", "inspect")),
+    ("inspect {job}", 2, ["{job} has no transcript.msgpack", "output.transcript=headers runtime.federation=network"]),
     ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}", "resume the run, then verify it"]),
 ]  # fmt: skip
 NUMBERS: list[Case] = [
@@ -299,6 +300,18 @@ NUMBERS: list[Case] = [
     ("run {config} local.lr=1e-10 --dry-run", 2, ["local.lr is 1e-10: must be greater than or equal to 0.000000001"]),
     ("run {config} local.pace=constant local.deadline_s=1e-4 --dry-run", 2, ["local.deadline_s is 0.0001: must be greater"]),
     ("run {config} privacy.epsilon=1e300 --dry-run", 2, ["privacy.epsilon is 1e+300", "less than or equal to 100000"]),
+    *(
+        (
+            f"job {{config}} {more} --keys {{keys}} --out {{base}}/x",
+            2,
+            [f"{{keys}}/{lacks} is missing", f"dpcfl keygen NEW_FOLDER {made}\n"],
+        )
+        for more, lacks, made in (
+            ("data.clients=[2,1]", "client_0002/client_0002.public", "--clients 3"),
+            ("runtime.aggregators=2", "aggregator_0000/aggregator_0000.public", "--clients 2 --aggregators 2"),
+            ("privacy.trust=secure-aggregation", "client_0000/client_0000.identity.public", "--clients 2 --identities"),
+        )
+    ),
     ("job {config} data.clients=[1000000000] --out {base}/x", 2, ["data.clients is [1000000000]", "at most 1,000,000"]),
 ]
 NAMES: list[Case] = [

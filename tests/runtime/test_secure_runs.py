@@ -16,13 +16,16 @@ from conftest import dpcfl
 from run_results import last_models
 from secure_runs import SAMPLE, STAGES, charged, make, opened, played
 
+from dpcfl_net.attacks.updates import read_updates
 from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.tensors import buffers, split
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.results.privacy_statement import statement
+from dpcfl_net.results.summary import read_run_job
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
@@ -265,6 +268,8 @@ def test_the_messages_are_named_as_masked_and_the_claim_holds(networked):
         lines = [line for line in shown.stdout.splitlines() if " RESULT " in line and f" {kind} " in line]
         assert len(lines) == 4
         assert all(content in line for line in lines)
+    with pytest.raises(ConfigError, match="its clients send masked vectors, of which the server learns sums only"):
+        read_updates(networked, read_run_job(networked), 3)
 
 
 def test_a_run_with_rounds_before_its_sums_does_not_say_that_the_server_sees_sums_alone(tmp_path):
