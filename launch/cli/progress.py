@@ -59,7 +59,7 @@ class ProgressView:
         round: Last finished round.
         rounds: Rounds of the run; None if unknown.
         epsilon_spent: Epsilon spent so far; None if not written yet.
-        epsilon_round: Round of `epsilon_spent`; it may lag behind `round`.
+        epsilon_round: Round of `epsilon_spent`; it may lag behind `round`. None: the whole run, or not written yet.
         epsilon: Epsilon of the run; None if it is infinite or not stated.
         epsilon_stated: True if run.json states an epsilon.
         insecure: True if the stated epsilon does not hold.
@@ -167,7 +167,9 @@ class ProgressTail:
         run, protocol, experiment = (self._mapping(path) for path in (files.run, files.protocol, files.experiment))
         self._read()
         privacy = mapping(run, "privacy")
-        spent = self._spent_after(max(self._spent, default=0))
+        # The end of a run also counts the charges of the round that it stopped in, which no line of metrics.jsonl has.
+        whole_run = number(privacy.get("epsilon_spent")) if run.get("state") in ENDED else None
+        counted = self._spent_after(max(self._spent, default=0)) if whole_run is None else whole_run
         config = self._mapping(files.config)
         rounds = whole(protocol.get("rounds")) or whole(config.get("rounds"))
         view = ProgressView(
@@ -178,8 +180,8 @@ class ProgressTail:
             rounds=rounds,
             epsilon=number(privacy.get("epsilon")),
             epsilon_stated="epsilon" in privacy,
-            epsilon_spent=number(privacy.get("epsilon_spent")) if spent is None else spent,
-            epsilon_round=max(self._spent, default=None),
+            epsilon_spent=number(privacy.get("epsilon_spent")) if counted is None else counted,
+            epsilon_round=max(self._spent, default=None) if whole_run is None else None,
             insecure=bool(privacy.get("insecure")),
             steps=list(self._steps),
             started=self._started,

@@ -257,11 +257,16 @@ def test_a_line_waits_for_the_observer_but_not_for_ever(tmp_path: Path) -> None:
 def test_an_epsilon_of_0_spent_is_shown(tmp_path: Path) -> None:
     """With no release yet it was shown as the largest one, `at most 5`."""
     folder = write_start(tmp_path / "run")
-    (folder / "run.json").write_text(json.dumps(run_json(privacy={"epsilon": 5, "epsilon_spent": 4.5})), encoding="utf-8")
+    stated = {"epsilon": 5, "epsilon_spent": 4.5}
+    (folder / "run.json").write_text(json.dumps(run_json(state="running", privacy=stated)), encoding="utf-8")
     tail = ProgressTail(folder)
     assert tail.view().epsilon_text == "4.5 of 5"
     write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "epsilon_spent_by_client": [0.0, 0.0]}])
     assert tail.view().epsilon_text == "0 of 5"
+    # A run that was stopped has also spent what clients were charged in the next round.
+    (folder / "run.json").write_text(json.dumps(run_json(state="interrupted", privacy=stated)), encoding="utf-8")
+    view = tail.view()
+    assert (view.epsilon_text, view.epsilon_round) == ("4.5 of 5", None)
 
 
 def test_lines_of_rounds_that_end_faster_than_their_evaluation_have_their_accuracy(tmp_path: Path) -> None:
