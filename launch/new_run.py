@@ -10,7 +10,7 @@ from typing import Any
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.files import check_text
+from dpcfl_net.core.files import check_text, in_home
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
@@ -120,6 +120,8 @@ def check_policy(protocol: Protocol, config: Config) -> None:
 def write_config(folder: Path, config: Config) -> None:
     """Write the resolved configuration, which `dpcfl run` accepts as CONFIG; with mode 0600 if it holds the secret of seeded noise.
 
+    The folder of the record book is written as an absolute path, so that the run is resumed and reported with the same book from any folder.
+
     Args:
         folder: The run folder, created if missing.
         config: The configuration.
@@ -128,8 +130,12 @@ def write_config(folder: Path, config: Config) -> None:
         OSError: If it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"}))
-    write_atomically(RunFolder(folder).config, text, mode=mode_of({"privacy": {"noise_seed": config.privacy.noise_seed}}))
+    document = config.model_dump(mode="json", exclude={"algorithms"})
+    if config.ledger.root is not None:
+        document["ledger"]["root"] = str(in_home(config.ledger.root, "ledger.root").resolve())
+    write_atomically(
+        RunFolder(folder).config, yaml_file.dump(document), mode=mode_of({"privacy": {"noise_seed": config.privacy.noise_seed}})
+    )
 
 
 def mode_of(config: Mapping[str, Any], changed: Collection[str] = ()) -> int:

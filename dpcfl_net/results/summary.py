@@ -42,6 +42,8 @@ RUN_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "output": {"transcript": (str,), "personal_models": (bool,)},
 }
 RUN_DEFAULTS = {"output": {"personal_models": False}}  # fields that earlier versions did not write
+NOT_IN_BOOK = "all runs on the same records together: the record book (ledger.root) has no entry of this run"
+PARTLY_IN_BOOK = "all runs on the records of the other clients together: the record book (ledger.root) has no entry of them"
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
 
 
@@ -181,7 +183,9 @@ def _privacy(
     # Unknown while the run goes on; a launcher that is killed leaves this.
     privacy["epsilon_spent"] = None if running else _epsilon_spent(folder, job)
     if job.protocol.ledger_scope == "dataset" and not running:
-        privacy["covered"].append(promised_over_runs(folder, job))
+        covered, not_covered = promised_over_runs(folder, job)
+        privacy["covered"] += covered
+        privacy["not_covered"] += not_covered
     return privacy
 
 
@@ -318,13 +322,28 @@ def record_book(folder: Path) -> tuple[Path, Budget | None]:
     return root, None if budget is None else Budget(budget["epsilon"], budget["delta"])
 
 
-def promised_over_runs(folder: Path, job: Job) -> str:
-    """Describe in one sentence what all runs on the same records promise together, for ledger scope "dataset"."""
+def promised_over_runs(folder: Path, job: Job) -> tuple[list[str], list[str]]:
+    """Describe what all runs on the same records promise together, for ledger scope "dataset".
+
+    Args:
+        folder: Run folder, whose config.yaml names the record book.
+        job: The job.
+
+    Returns:
+        Sentences on what epsilon covers and on what it does not: the book lacks clients that were refused or that did not start, and all of
+        them if it was moved or is on another host.
+    """
     where, budget = record_book(folder)
     delta = job.protocol.privacy.delta if budget is None else budget.delta
-    book, compose = RecordBook(where), composer(cache.folder() / "claims")
-    epsilon, runs = max(book.spent(digest(job.protocol), entry.id, delta, compose, budget) for entry in job.protocol.roster)
+    book, compose, roster = RecordBook(where), composer(cache.folder() / "claims"), job.protocol.roster
+    spent = [book.spent(digest(job.protocol), entry.id, delta, compose, budget) for entry in roster] if where.exists() else []
+    entered = [(epsilon, runs) for epsilon, runs in spent if runs]
+    if not entered:
+        return [], [NOT_IN_BOOK]
+    epsilon, runs = max(entered)
     what = "a record" if job.protocol.privacy.unit == "sample" else "a client"
+    whose = "the same records" if len(entered) == len(roster) else f"the records of {len(entered)} of {len(roster)} clients"
     said = "inf" if math.isinf(epsilon) else at_most(epsilon)
-    said = f"all runs on the same records: {runs} promise {what} epsilon {said} at delta {delta:g} together, at most"
-    return said if budget is not None or runs == 1 else f"{said}, if their plans were fixed before the first"
+    said = f"all runs on {whose}: {runs} promise {what} epsilon {said} at delta {delta:g} together, at most"
+    said = said if budget is not None or runs == 1 else f"{said}, if their plans were fixed before the first"
+    return [said], [] if len(entered) == len(roster) else [PARTLY_IN_BOOK]

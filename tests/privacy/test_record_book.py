@@ -27,6 +27,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.claim import composer
+from dpcfl_net.launch.new_run import write_config as write_resolved
 from dpcfl_net.privacy.accounting.accountant import deltas, epsilon
 from dpcfl_net.privacy.accounting.adaptive import filtered_epsilon, order_for
 from dpcfl_net.privacy.accounting.document import account
@@ -35,6 +36,7 @@ from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelecti
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
 from dpcfl_net.privacy.ledger.record_book import ADAPTIVE_SHARE, BOOK, RecordBook, repeated
+from dpcfl_net.results.summary import NOT_IN_BOOK, PARTLY_IN_BOOK, promised_over_runs
 from dpcfl_net.runtime import client_hosts
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerTerms
@@ -539,6 +541,22 @@ def composed_job(tmp_path):
     make_keys(tmp_path / "keys", 2)
     document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "model": {"name": "linear"}, "privacy": PRIVACY}
     return make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
+
+
+def test_the_statement_promises_over_all_runs_only_what_the_book_holds(composed_job, tmp_path, monkeypatch):
+    """Also if it is written in another folder than that of the run, to which `ledger.root` was relative."""
+    document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}
+    monkeypatch.chdir(tmp_path)
+    write_resolved(tmp_path / "run", config.resolve({**document, "ledger": {"scope": "dataset", "root": "book"}}))
+    monkeypatch.chdir("/")
+    assert promised_over_runs(tmp_path / "run", composed_job) == ([], [NOT_IN_BOOK])
+    assert not (tmp_path / "book").exists()
+    for client, whose, rest in ((0, "records of 1 of 2 clients", [PARTLY_IN_BOOK]), (1, "same records", [])):
+        terms = WorkerTerms(book=tmp_path / "book", budget=(1.0, 1e-4))
+        make_host(composed_job, client, tmp_path / "ledgers", terms=terms).close()
+        (said,), others = promised_over_runs(tmp_path / "run", composed_job)
+        assert said.startswith(f"all runs on the {whose}: 1 promise a record epsilon")
+        assert others == rest
 
 
 def answer(job, tmp_path, ledgers):
