@@ -304,17 +304,17 @@ def _data_problems(config: Config, known_model: bool) -> list[str]:
         except ConfigError as error:
             problems += error.problems
     try:
-        records = min(len(piece.train_rows) for piece in plan_slices(config.data, images, seed=0))
+        counts = [len(piece.train_rows) for piece in plan_slices(config.data, images, seed=0)]
     except ConfigError as error:
         return problems + error.problems
     # Plain SGD accepts a short batch; DP-SGD samples with rate b / N, at most 1.
-    if by_record and config.local.batch_size > records:
-        problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
-    steps = config.rounds * config.local.epochs * -(-records // config.local.batch_size)
+    if by_record and config.local.batch_size > min(counts):
+        problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {min(counts)} records of a client")
+    steps = config.rounds * config.local.epochs * -(-max(counts) // config.local.batch_size)
     if steps > MOST_STEPS:
         problems.append(
             f"rounds is {config.rounds}, local.epochs {config.local.epochs}, local.batch_size {config.local.batch_size}: "
-            f"a client of {records} records takes {steps:,} steps, must be at most {MOST_STEPS:,}"
+            f"a client of {max(counts)} records takes {steps:,} steps, must be at most {MOST_STEPS:,}"
         )
     return problems
 

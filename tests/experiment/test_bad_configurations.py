@@ -243,7 +243,10 @@ TOGETHER = [
     ),
     ({"network.how": "relay", "network.trace": "nowhere.csv"}, ["network.trace", "nowhere.csv"]),
     ({"rounds": "100000"}, ["rounds is 100000", "must be at most 500,000"]),
-    ({"local.epochs": "10000"}, ["local.epochs 10000", "must be at most 500,000"]),
+    (
+        {"data.sizes": "[300, 32, 32, 32]", "local.epochs": "10000"},
+        ["local.epochs 10000", "a client of 300 records", "must be at most 500,000"],
+    ),
     (
         {"data.clients": "[400, 400]", "rounds": "5000", "local.batch_size": "1"},
         ["rounds is 5000", "times 800 clients", "must be at most 2,000,000"],
