@@ -381,6 +381,8 @@ def _account(question: dict[str, Any]) -> float | None:
         check=False,
     )
     if run.returncode != 0:
-        raise Refused("claim", f"the accountant could not check the plan: {run.stderr.strip()[-400:]}")
+        ended = f"signal {-run.returncode}" if run.returncode < 0 else f"exit code {run.returncode}"
+        why = run.stderr.strip()[-400:] or f"its process ended by {ended} without a message"
+        raise Refused("claim", f"the accountant could not check the plan: {why}")
     epsilon: float | None = json.loads(run.stdout)["epsilon"]
     return epsilon

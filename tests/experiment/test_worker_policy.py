@@ -106,11 +106,16 @@ def test_too_little_noise_of_a_trusted_server_is_refused_whoever_signed_it(keys,
     )
 
 
-def test_a_claim_that_the_accountant_cannot_check_is_refused(keys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("script", "ended"), [("exit 1", "exit code 1"), ("kill -9 $$", "signal 9")])
+def test_a_claim_that_the_accountant_cannot_check_is_refused(keys, tmp_path, monkeypatch, script, ended):
     job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of a host that has not computed it before
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert refusal(job, tmp_path) == ("claim", "the accountant could not check the plan: ")
+    accountant = tmp_path / "accountant"
+    accountant.write_text(f"#!/bin/sh\n{script}\n")
+    accountant.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(accountant))
+    said = f"the accountant could not check the plan: its process ended by {ended} without a message"
+    assert refusal(job, tmp_path) == ("claim", said)
 
 
 @pytest.mark.parametrize(
