@@ -142,7 +142,8 @@ class LedgerSettings(Section):
     """The `ledger` section."""
 
     scope: Literal["run", "dataset"] = Field(
-        default="run", description="run: budget of this run only; dataset: all runs on the same records are composed"
+        default="run",
+        description="run: budget of this run only; dataset: all runs on the same records with this scope and root are composed",
     )
     root: str | None = Field(
         default=None, min_length=1, description="scope dataset: folder of the record book, kept across runs"

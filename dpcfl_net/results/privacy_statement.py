@@ -51,7 +51,8 @@ PARTICIPATION = {
 NO_PROMISE = "no promise: its releases may decide when a run ends, and the promise, epsilon, holds for any end"
 LEDGERS = {
     "run": "this run only; other runs on the same data add to the total",
-    "dataset": "all runs on this data together; a record whose numbers have changed counts as another record",
+    "dataset": "all runs on this data in one record book together; runs without the book add to the total, and a record whose numbers have "
+    "changed counts as another record",
 }
 
 

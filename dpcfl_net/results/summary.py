@@ -344,6 +344,6 @@ def promised_over_runs(folder: Path, job: Job) -> tuple[list[str], list[str]]:
     what = "a record" if job.protocol.privacy.unit == "sample" else "a client"
     whose = "the same records" if len(entered) == len(roster) else f"the records of {len(entered)} of {len(roster)} clients"
     said = "inf" if math.isinf(epsilon) else at_most(epsilon)
-    said = f"all runs on {whose}: {runs} promise {what} epsilon {said} at delta {delta:g} together, at most"
+    said = f"all runs on {whose} in this record book: {runs} promise {what} epsilon {said} at delta {delta:g} together, at most"
     said = said if budget is not None or runs == 1 else f"{said}, if their plans were fixed before the first"
     return [said], [] if len(entered) == len(roster) else [PARTLY_IN_BOOK]

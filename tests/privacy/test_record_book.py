@@ -454,7 +454,7 @@ def spent_book(tmp_path_factory):
     (said,) = [line for line in privacy["covered"] if line.startswith("all runs on the same records")]
     together = float(said.split("epsilon ")[1].split()[0])
     assert 1.3 < together < 1.6
-    assert said.startswith("all runs on the same records: 2 promise a record")
+    assert said.startswith("all runs on the same records in this record book: 2 promise a record")
     assert said.endswith("at delta 0.0001 together, at most")
     assert dpcfl("verify", folder).returncode == 0
     return tmp_path
@@ -555,7 +555,7 @@ def test_the_statement_promises_over_all_runs_only_what_the_book_holds(composed_
         terms = WorkerTerms(book=tmp_path / "book", budget=(1.0, 1e-4))
         make_host(composed_job, client, tmp_path / "ledgers", terms=terms).close()
         (said,), others = promised_over_runs(tmp_path / "run", composed_job)
-        assert said.startswith(f"all runs on the {whose}: 1 promise a record epsilon")
+        assert said.startswith(f"all runs on the {whose} in this record book: 1 promise a record epsilon")
         assert others == rest
 
 
