@@ -270,7 +270,13 @@ def points(board: Any, tag: str) -> list[tuple[int, float, float]]:
 def test_tensorboard_reads_back_what_a_live_run_and_a_replay_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboard")
     live = tmp_path / "live"
-    run = dpcfl.run(TINY, tmp_path, "in-process", callbacks=[dpcfl.TensorBoard(live)], progress=False)
+    shown: list[int] = []
+
+    def look(metrics: dpcfl.RoundMetrics) -> None:
+        shown.append(points(read_board(next(live.iterdir())), "server/bytes_up")[-1][0])
+
+    run = dpcfl.run(TINY, tmp_path, "in-process", callbacks=[dpcfl.TensorBoard(live), look], progress=False)
+    assert shown == [1, 2, 3]  # each round at once
     name = run.path.name
     board = read_board(live / name)
     tags = set(board.Tags()["scalars"])
@@ -278,8 +284,9 @@ def test_tensorboard_reads_back_what_a_live_run_and_a_replay_wrote(tmp_path: Pat
     expected = [(m.round, pytest.approx(m.accuracy), pytest.approx(m.time, abs=1e-3)) for m in run.rounds]
     assert points(board, "observer/accuracy") == expected
     assert [step for step, *_ in points(board, "server/bytes_up")] == [1, 2, 3]
-    (statement, *_) = board.Tensors("privacy statement")
-    assert "Unprotected: this run has no finite epsilon" in str(statement.tensor_proto.string_val)
+    statements = board.Tensors("privacy statement")
+    assert [event.step for event in statements] == [1, 3]  # also while the run goes on
+    assert all("Unprotected: this run has no finite epsilon" in str(event.tensor_proto.string_val) for event in statements)
     assert "privacy.epsilon" in str(board.Tensors("configuration")[0].tensor_proto.string_val)
     assert "_hparams_/session_start_info" in board.Tags()["tensors"]
     assert all(SEED.encode() not in path.read_bytes() for path in (live / name).iterdir())
@@ -291,6 +298,13 @@ def test_tensorboard_reads_back_what_a_live_run_and_a_replay_wrote(tmp_path: Pat
     assert [points(again, tag) for tag in tags if tag[:5] != "final"] == [
         points(board, tag) for tag in tags if tag[:5] != "final"
     ]
+    resumed = dpcfl.TensorBoard(replayed)
+    resumed.begin(
+        run, first_round=3
+    )  # hides what an interrupted part may have written of this round, and keeps the rounds before
+    resumed(run.rounds[2])
+    resumed.end(run)
+    assert points(read_board(replayed / name), "observer/accuracy") == expected
 
 
 def test_mlflow_keeps_a_run_through_a_resumption_and_a_second_replay(
@@ -336,6 +350,54 @@ def test_mlflow_refuses_an_unknown_store_with_a_sentence() -> None:
     pytest.importorskip("mlflow")
     with pytest.raises(dpcfl.ConfigError, match="MLflow does not open 'nowhere://x'"):
         dpcfl.MLflow("nowhere://x")
+
+
+class Weights:
+    """Stands in for wandb and its run: keeps what both are told."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+        self.metrics: list[tuple[str, str]] = []
+        self.rows: list[dict[str, float]] = []
+        self.summary: dict[str, Any] = {}
+        self.codes: list[int] = []
+
+    def init(self, **options: Any) -> Weights:
+        self.options = options
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.metrics.append((name, step_metric))
+
+    def log(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    def finish(self, exit_code: int) -> None:
+        self.codes.append(exit_code)
+
+
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1)])
+def test_wandb_is_told_the_settings_the_rounds_the_result_and_how_a_run_ended(
+    state: str, code: int, tmp_path: Path, with_epsilon: dpcfl.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, kept = Path(shutil.copytree(with_epsilon.path, tmp_path / "run")), Weights()
+    monkeypatch.setitem(sys.modules, "wandb", kept)
+    document = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**document, "state": state}))
+    run = dpcfl.open_run(folder)
+    dpcfl.WandB(mode="offline").replay(run)
+    text, settings = kept.options.pop("notes"), kept.options.pop("config")
+    assert kept.options == {"project": "tiny", "name": "run", "id": run.job.protocol.run, "resume": "allow", "mode": "offline"}
+    assert (settings["privacy.delta"], settings["algorithm.name"], "privacy.noise_seed" in settings) == (1e-4, "dp-ifca", False)
+    assert kept.metrics == [("*", "round")]
+    assert kept.rows == [{"round": one.round, **base.scalars(one)} for one in run.rounds]
+    assert kept.summary == {
+        "privacy": "epsilon 5, delta 0.0001, per sample", "privacy statement": text, **base.result(run),
+    }  # fmt: skip
+    assert "not covered" in text.lower()
+    assert kept.codes == [code]
+    dpcfl.WandB("project", name="another").replay(run)
+    assert (kept.options["project"], kept.options["name"]) == ("project", "another")
 
 
 @pytest.mark.slow
