@@ -250,19 +250,22 @@ def audited(audit: Audit, protocol: Protocol) -> str:
         audit: The audit.
         protocol: The signed protocol.
     """
-    secure = protocol.privacy.secure
+    secure, were = protocol.privacy.secure, "were canaries" if audit.canaries > 1 else "was a canary"
     if protocol.privacy.unit == "client":
         others = "the others sent zeros" if audit.canaries < len(protocol.roster) else "none held data"
-        return f"{audit.canaries} of {len(protocol.roster)} clients were canaries and {others}, for an audit: the accuracy is meaningless"
-    one = len(audit.clients) == 1
-    who = f"client {audit.clients[0]}" if one else f"{len(audit.clients)} clients"
+        return (
+            f"{audit.canaries} of {len(protocol.roster)} clients {were} and {others}, for an audit: the accuracy is meaningless"
+        )
+    records = f"{audit.canaries} record{'s' if audit.canaries > 1 else ''}"
+    many = len(audit.clients) > 1
+    who = f"each of {len(audit.clients)} clients" if many else f"client {audit.clients[0]}"
     measured = (
         " of the released sums of its cluster (with T to n shares of the noise, of which epsilon counts T - C)"
         if secure
         else ""
     )
-    empty = "all other records, of other clients too, empty" if secure else "all other records empty"
-    return f"{audit.canaries} records of {who} were canaries and {empty}, for an audit{measured}: the accuracy is meaningless"
+    others = "all other records, of other clients too," if secure else f"{'their' if many else 'its'} other records"
+    return f"{records} of {who} {were} and {others} empty, for an audit{measured}: the accuracy is meaningless"
 
 
 def read_document(folder: Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from run_folder import write_lines
 
 import dpcfl_net as dpcfl
-from dpcfl_net.results.summary import add_not_covered, read_document, run_document
+from dpcfl_net.experiment.job_files import Audit
+from dpcfl_net.results.summary import add_not_covered, audited, read_document, run_document
 
 
 def final(folder: Path, job: Any, state: str) -> dict[str, Any]:
@@ -75,3 +77,27 @@ def test_a_sentence_on_what_epsilon_does_not_cover_is_added_once(tmp_path: Path,
     (folder / "run.json").unlink()
     add_not_covered(folder, "a page on it")
     assert read_document(folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("unit", "trust", "canaries", "clients", "said"),
+    [
+        ("sample", "untrusted-server", 5, [0, 1], "5 records of each of 2 clients were canaries and their other records empty, for an audit"),
+        ("sample", "untrusted-server", 1, [1], "1 record of client 1 was a canary and its other records empty, for an audit"),
+        (
+            "sample", "secure-aggregation", 5, [0],
+            "5 records of client 0 were canaries and all other records, of other clients too, empty, for an audit of the released sums of "
+            "its cluster (with T to n shares of the noise, of which epsilon counts T - C)",
+        ),
+        ("client", "trusted-server", 2, [0, 1], "2 of 2 clients were canaries and none held data, for an audit"),
+        ("client", "secure-aggregation", 1, [0], "1 of 2 clients was a canary and the others sent zeros, for an audit"),
+    ],
+)  # fmt: skip
+def test_an_audited_run_says_how_many_records_or_clients_were_canaries(
+    in_process: dpcfl.Run, unit: str, trust: str, canaries: int, clients: list[int], said: str
+) -> None:
+    """With several audited clients it named the canaries of one as those of all together."""
+    protocol = in_process.job.protocol
+    privacy = protocol.privacy.model_copy(update={"unit": unit, "trust": trust})
+    audit = Audit(canaries=canaries, clients=clients, secret="0" * 64)
+    assert audited(audit, protocol.model_copy(update={"privacy": privacy})) == f"{said}: the accuracy is meaningless"

@@ -244,7 +244,7 @@ def test_the_command_lets_a_sound_run_stand_and_the_statement_says_what_it_was(s
     document = summary.run_document(
         sound, summary.read_run_job(sound), state="finished", wall_s=1.0, processes=4, replace_one=None, devices={}
     )
-    assert "1400 records of 2 clients were canaries" in document["privacy"]["audited"]
+    assert "1400 records of each of 2 clients were canaries" in document["privacy"]["audited"]
     assert any("accuracy is meaningless" in alert for alert in statement(document["privacy"]).alerts)
 
 
