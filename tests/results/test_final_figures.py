@@ -31,6 +31,26 @@ def test_a_finished_run_whose_last_round_was_not_measured_has_no_final_accuracy(
     assert final(folder, in_process.job, "interrupted")["accuracy_mean"] == rounds[1].accuracy
 
 
+def test_totals_are_those_of_all_rounds_of_the_server(tmp_path: Path, in_process: dpcfl.Run) -> None:
+    folder = Path(shutil.copytree(in_process.path, tmp_path / "run"))
+    told = [
+        {"round": 1, "bytes_up": 10, "bytes_down": 70, "seconds": 1.25, "clock": "virtual"},
+        {"round": 3, "bytes_up": 20, "bytes_down": 90, "seconds": 2.5, "clock": "virtual"},
+        {"round": 3, "bytes_up": 1, "bytes_down": 2, "seconds": 0.0625, "clock": "virtual"},  # of the resumption
+        {"round": 2, "bytes_up": 5, "bytes_down": 6, "seconds": 1.0, "clock": "virtual"},
+        {"round": 4, "epsilon_spent_by_client": [1.0, 1.0]},
+    ]
+    (folder / "metrics.jsonl").unlink()
+    write_lines(folder / "metrics.jsonl", [{"view": "server", "time": 0.0, **line} for line in told])
+    about: dict[str, Any] = {"state": "interrupted", "processes": 1, "replace_one": None, "devices": {}}
+    found = run_document(folder, in_process.job, wall_s=1.23456, **about)
+    keys = ("rounds_done", "bytes_up", "bytes_down", "wall_s", "clock", "virtual_s")
+    assert [found[key] for key in keys] == [3, 36, 168, 1.235, "virtual", 4.812]
+    (folder / "metrics.jsonl").unlink()
+    none = run_document(folder, in_process.job, wall_s=0.0, **about)
+    assert (none["rounds_done"], none["bytes_up"], "clock" in none) == (0, 0, False)
+
+
 def test_the_number_of_clusters_is_that_of_the_last_round(tmp_path: Path, in_process: dpcfl.Run) -> None:
     folder = Path(shutil.copytree(in_process.path, tmp_path / "run"))
     write_lines(folder / "clusters.jsonl", [{"view": "server", "round": 3, "clusters": 7}])
