@@ -23,6 +23,17 @@ def encoded(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return numbers[: len(train)].astype(np.int32), numbers[len(train) :].astype(np.int32)
 
 
+def as_text(client: np.ndarray) -> np.ndarray:
+    """Convert Python strings, as pandas keeps a column of text, to an array of text; any other array stays.
+
+    Args:
+        client: Client of each record, (N,).
+    """
+    if client.dtype.kind == "O" and all(isinstance(name, str) for name in client.flat):
+        return client.astype(str)
+    return client
+
+
 def names(train: np.ndarray, test: np.ndarray) -> list[str]:
     """List the clients of two columns in the order in which `encoded` numbers them.
 

@@ -177,7 +177,10 @@ def _converted(source: Source, given: Any) -> dict[str, np.ndarray]:
 
 def _given(source: Source) -> Any:
     if source.files is None:
-        return plugins.call(FIELD, source.name, source.root)
+        given = plugins.call(FIELD, source.name, source.root)
+        if not isinstance(given, Mapping):
+            return given
+        return {**given, **{key: natural.as_text(given[key]) for key in CLIENTS if isinstance(given.get(key), np.ndarray)}}
     return formats.read(source.name, source.files, source.root)
 
 
@@ -212,8 +215,10 @@ def _problems(given: Any) -> list[str]:
 
 def _clients(part: str, x: np.ndarray, client: np.ndarray) -> list[str]:
     if client.dtype.kind not in "iuUS" or client.shape != (len(x),):
+        others = [name for name in client.flat if not isinstance(name, str)] if client.dtype.kind == "O" else []
+        first = f" with {shown(others[0])}" if others else ""
         return [
-            f"{part}_client must be whole numbers or text, one for each of {len(x)} records, got {client.dtype} {client.shape}"
+            f"{part}_client must be whole numbers or text, one for each of {len(x)} records, got {client.dtype} {client.shape}{first}"
         ]
     unnamed = natural.unnamed(client)
     return [f"{part}_client: {unnamed}"] if unnamed else []
@@ -245,9 +250,10 @@ def _features(train: np.ndarray, test: np.ndarray) -> list[str]:
         images, vectors = x.dtype == np.uint8 and x.ndim == 4, x.dtype == np.float32 and x.ndim == 2
         codes = x.dtype == np.uint8 and x.ndim == 2
         if not (images or vectors or codes):
+            of_floats = ": images with values from 0 to 1 become (255 * x).round().astype(np.uint8)"
             found.append(
                 f"{key} must be images, uint8 (N, C, H, W), feature vectors, float32 (N, d), or character codes, uint8 (N, d), "
-                f"got {x.dtype} {x.shape}"
+                f"got {x.dtype} {x.shape}{of_floats if x.dtype.kind == 'f' and x.ndim == 4 else ''}"
             )
         elif not x.size:
             found.append(f"{key} is empty, its shape is {x.shape}")

@@ -188,8 +188,15 @@ def test_an_imported_module_is_not_searched_again(module, monkeypatch):
         ("given['extra'] = 1", ["train_client and test_client; it has unknown keys 'extra'"]),
         ("given['clases'] = given.pop('classes')", ["; it lacks 'classes'; it has unknown keys 'clases'"]),
         ("given['train_client'] = np.arange(120)", ["; it lacks 'test_client'"]),
+        (
+            "given.update(train_client=np.array(['a', None] * 60), test_client=np.array(['a'] * 30, object))",
+            ["train_client must be whole numbers or text", "got object (120,) with None"],
+        ),
         ("given['train_x'] = given['train_x'].tolist()", ["train_x must be a numpy array, got list"]),
-        ("given['train_x'] = given['train_x'] / 255", ["train_x must be images", "float64 (120, 1, 6, 6)"]),
+        (
+            "given['train_x'] = given['train_x'] / 255",
+            ["train_x must be images", "float64 (120, 1, 6, 6): images with values from 0 to 1"],
+        ),
         ("given['train_x'] = given['train_x'][:, 0]", ["uint8 (120, 6, 6)"]),
         ("given['test_x'] = np.zeros((30, 6, 6, 1), np.uint8)", ["test_x looks like (N, H, W, C)", "transpose(0, 3, 1, 2)"]),
         ("given['test_x'] = given['test_x'][..., :5]", ["test_x is uint8 (1, 6, 5)"]),

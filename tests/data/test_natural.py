@@ -193,7 +193,7 @@ def test_a_function_may_name_the_clients_too(root, monkeypatch):
         "import numpy as np\n"
         "def load(root):\n"
         "    x, y = np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 2\n"
-        "    who = np.array(['b', 'a', 'c'] * 4)\n"
+        "    who = np.array(['b', 'a', 'c'] * 4, object)\n"  # as pandas keeps text
         "    return dict(train_x=x, train_y=y, test_x=x, test_y=y, train_client=who, test_client=who, classes=2, mean=0.0, std=1.0)\n"
     )
     monkeypatch.chdir(root)
