@@ -287,7 +287,7 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
     fewest = min(entry.records for entry in entries)
     if audit.canaries > fewest and not whole:
         problems.append(f"{asked} must be at most the {fewest} records of a client")
-    if whole and protocol.privacy.secure and not isinstance(algorithm, ClientLevel):
+    if whole and not isinstance(algorithm, ClientLevel):
         problems.append(
             f"{asked} {protocol.algorithm} is not derived from algorithms.client_level.ClientLevel, which lays out the sums that an audit reads"
         )

@@ -98,9 +98,13 @@ def test_an_audit_of_whole_clients_names_the_reason_that_holds():
         config.resolve(document(**changes))
 
 
-def test_whole_clients_are_audited_only_in_sums_whose_layout_is_known(keys):
-    with pytest.raises(ConfigError, match="secure_algorithm:SecureMean is not derived from"):
-        job_of(keys, audit={"canaries": 3}, output={"transcript": "full"})
+@pytest.mark.parametrize(("name", "trust"), [("SecureMean", "secure-aggregation"), ("TrustedMean", "trusted-server")])
+def test_whole_clients_are_audited_only_in_sums_whose_layout_is_known(keys, name, trust):
+    """A trusted server's sums that were clipped to another norm than local.clip were taken for sums with too little noise."""
+    with pytest.raises(ConfigError, match=f"secure_algorithm:{name} is not derived from"):
+        job_of(
+            keys, {"name": f"secure_algorithm:{name}"}, {"trust": trust}, audit={"canaries": 3}, output={"transcript": "full"}
+        )
 
 
 def test_true_clusters_that_can_form_no_secure_sum_are_refused():

@@ -1,4 +1,4 @@
-"""An algorithm whose rounds are secure sums; for jobs only, its rounds are not written."""
+"""Algorithms whose rounds are secure sums, or sums of a trusted server; for jobs only, their rounds are not written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dpcfl_net.federation.capabilities import Capabilities
 from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.federation.secure.terms import settings_of, survivors_needed
 from dpcfl_net.privacy.secure_sum import SumCode
-from dpcfl_net.privacy.slots import SecureSlot, StageSlot
+from dpcfl_net.privacy.slots import CentralSlot, RawSlot, SecureSlot, StageSlot
 
 
 class SecureMean(base.Algorithm):
@@ -56,3 +56,22 @@ class SecureMean(base.Algorithm):
             self.protocol.model.parameters, participants, honest + options.more_honest, z * options.noise_share,
             self.protocol.local.clip * options.clip_share, options.largest if rounded else 1.0, rounded,
         )  # fmt: skip
+
+
+class TrustedMean(SecureMean):
+    """The same by a trusted server, which may clip to any norm."""
+
+    def plan(self, client):
+        return [RawSlot("raw")] * self.protocol.rounds
+
+    def central_plan(self):
+        n = len(self.clients)
+        return [CentralSlot("round", "poisson", n / 2, n)] * self.protocol.rounds
+
+    @base.on_client(charges=["raw"], takes={"model": base.MODEL}, gives={"update": base.RAW_UPDATE})
+    def train(self, me, model):
+        raise AssertionError("its jobs are checked and not run")
+
+    @base.on_central_server(charges=["round"])
+    def noisy_sum(self, me, model):
+        raise AssertionError("its jobs are checked and not run")

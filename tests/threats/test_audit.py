@@ -276,6 +276,24 @@ def test_a_tape_that_is_not_what_was_released_is_noticed(sound, tmp_path):
     assert "not the sums of the taped steps" in audit_run(copy, false_alarm=NEVER).facts["broken"][-1]
 
 
+@pytest.mark.parametrize(("name", "seen"), [("Plain", True), ("Pulled", False)])
+def test_the_server_s_view_of_an_algorithm_of_one_s_own_is_audited_if_its_updates_are_sums_of_steps(name, seen, tmp_path):
+    """A step that pulled towards the model was accused, and one that pulled nowhere was said to send no plain sum of steps."""
+    small = {
+        "data": {**SETTINGS["data"], "train_per_client": 200},
+        "model": {"name": "linear"},
+        "rounds": 2,
+        "local": {"batch_size": 40, "lr": 0.5},
+        "audit": {"canaries": 200},
+    }
+    config = audited(**small, algorithm={"name": f"trained_by_own_steps:{name}"})
+    result = audit_run(record(tmp_path / "run", config, grouped=True), false_alarm=NEVER)
+    assert result.facts["broken"] == []
+    assert {b["view"] for b in result.facts["bounds"]} == ({EVERY_STEP, SERVER} if seen else {EVERY_STEP})
+    said = [sentence for sentence in result.sentences if "The real server's view is not measured" in sentence]
+    assert ["clip norms from the sum of their steps" in sentence for sentence in said] == [True] * (not seen)
+
+
 def test_small_steps_are_rounded_and_no_broken_claim(tmp_path):
     """A step of 1e-5 times the clip norm moves few digits of float32 parameters: sums read from them are off by whole clip norms."""
     config = audited(local={**SETTINGS["local"], "lr": 1e-5}, rounds=2)

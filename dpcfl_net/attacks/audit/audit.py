@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcfl_net.attacks.audit.bounds import TradeOff
 from dpcfl_net.attacks.audit.clients import ClientRecord
-from dpcfl_net.attacks.audit.gather import MAX_DISCREPANCY, Gatherer, Scores
+from dpcfl_net.attacks.audit.gather import Scores, agree, gathered
 from dpcfl_net.attacks.audit.judgement import ALPHA, judge
 from dpcfl_net.attacks.audit.page import page
 from dpcfl_net.attacks.audit.record import Record, audited_job
@@ -42,7 +42,7 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
             raise ConfigError(f"{folder} holds no sum over its clients yet")
         return _judged(clients, clients.scores, clients.claim, [], {}, false_alarm)
     record = Record(folder, job)
-    gatherer = Gatherer(record)
+    gatherer = gathered(record)
     if not gatherer.scores:
         raise ConfigError(f"{folder} holds no training of an audited client yet")
     plans = {repr(events): events for events in map(record.events, record.audit.clients)}
@@ -58,7 +58,7 @@ def _judged(
     delta = record.protocol.privacy.delta
     bounds = judge(scores, claim, record.epsilon, delta, false_alarm)
     broken = [f"{test} ({each.view}, {each.kind})" for each in bounds for test in each.broken]
-    if measured and measured["discrepancy"] > MAX_DISCREPANCY + measured["rounding"]:
+    if measured and not agree(**measured):
         broken.append(f"releases are not the sums of the taped steps: off by {measured['discrepancy']:.3g} clip norms")
     facts: dict[str, Any] = {
         "claimed": record.epsilon, "delta": delta, "broken": broken, "false_alarm": false_alarm,

@@ -51,6 +51,7 @@ class Gatherer:
 
     Args:
         record: The audited run.
+        why_unseen: Reason why the server's view is not scored; empty if it is.
 
     Attributes:
         discrepancy: Largest difference between the sum of taped steps and the release, in units of the clip norm.
@@ -60,8 +61,8 @@ class Gatherer:
         ConfigError: If a tape or the transcript does not match the run.
     """
 
-    def __init__(self, record: Record) -> None:
-        self._record, clients = record, record.audit.clients
+    def __init__(self, record: Record, why_unseen: str) -> None:
+        self._record, self._why_unseen, clients = record, why_unseen, record.audit.clients
         self._seed, self._pairs = record.job.experiment.noise, list(zip(clients[::2], clients[1::2], strict=False))
         self._sums = {(view, client): _Sums.none(record.audit.canaries) for view in VIEWS for client in clients}
         self._pair_scores = {(view, pair): scores.PairScores(record.audit.canaries) for view in VIEWS for pair in self._pairs}
@@ -88,8 +89,8 @@ class Gatherer:
     def notes(self) -> list[str]:
         """Sentences on scores that are missing, with the reason, and on the source of the seed."""
         record, notes = self._record, []
-        if record.why_unseen:
-            notes.append(f"The real server's view is not measured: {record.why_unseen}.")
+        if self._why_unseen:
+            notes.append(f"The real server's view is not measured: {self._why_unseen}.")
         if len(record.audit.clients) == 1 and not record.only_sums:
             fix = "" if record.secure else " (audit.client=all)"
             notes.append(f"One client is audited: noise that clients share is not detected{fix}.")
@@ -133,7 +134,7 @@ class Gatherer:
     def _observed(self, training: Training) -> dict[str, np.ndarray]:
         """Sums of one task in each view: (steps, m) and (1, m), float64."""
         steps = self._record.steps(training)
-        rounds = None if self._record.why_unseen else self._record.rounds(training)
+        rounds = None if self._why_unseen else self._record.rounds(training)
         views = {EVERY_STEP: steps, SERVER: None if rounds is None else rounds[None]}
         return {view: values.astype(np.float64) for view, values in views.items() if values is not None}
 
@@ -161,6 +162,32 @@ class Gatherer:
 
     def _bits(self) -> np.ndarray:
         return np.concatenate([self._record.bits(client) for client in self._record.audit.clients])
+
+
+def agree(discrepancy: float, rounding: float) -> bool:
+    """Return True if every release is the sum of its taped steps.
+
+    Args:
+        discrepancy: As of `Gatherer`.
+        rounding: As of `Gatherer`.
+    """
+    return discrepancy <= MAX_DISCREPANCY + rounding
+
+
+def gathered(record: Record) -> Gatherer:
+    """Collect the scores; the server's view of steps that are not of this package counts only if their updates are sums of steps.
+
+    Args:
+        record: The audited run.
+
+    Raises:
+        ConfigError: As `Gatherer`.
+    """
+    gatherer = Gatherer(record, record.why_unseen)
+    if agree(gatherer.discrepancy, gatherer.rounding) or not record.own_steps:
+        return gatherer
+    why = f"updates of {record.protocol.algorithm} are off by {gatherer.discrepancy:.3g} clip norms from the sum of their steps"
+    return Gatherer(record, why)
 
 
 @dataclass

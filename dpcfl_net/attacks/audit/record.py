@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpcfl_net import algorithms
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.attacks.audit.opened_sums import OpenedSum, opened_sums
 from dpcfl_net.core.errors import ConfigError
@@ -17,6 +18,7 @@ from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.core.types import ClientStep
 from dpcfl_net.experiment.job_files import Audit, Job, read_job
 from dpcfl_net.federation.canary_client import taped
 from dpcfl_net.federation.capabilities import client_steps, update_tensor
@@ -55,6 +57,7 @@ class Training:
     secure: bool = False
 
 
+PACKAGED = f"{algorithms.__name__}."
 SECURE_SUMS = (
     "A secure sum is audited as the server learnt it: the sum of the client's cluster, opened from the transcript, with the shares of "
     "the noise of all clients in it. The claim counts T - C shares (threshold less colluders). With more survivors the noise is larger "
@@ -80,6 +83,12 @@ def audited_job(folder: Path) -> Job:
             f"{folder} was not audited: its job has no canaries; record one with dpcfl run threats/audit_epsilon5"
         )
     return job
+
+
+def _sends_update(step: ClientStep) -> bool:
+    """Return True if the release of a step has an update of all parameters."""
+    name = update_tensor(step)
+    return name is not None and step.gives[name].shape == ("p",)
 
 
 class Record:
@@ -187,10 +196,21 @@ class Record:
 
     @property
     def why_unseen(self) -> str:
-        """Reason why the server's view cannot be scored; empty if it can."""
-        if isinstance(self.algorithm, FromModel):
+        """Reason why the server's view cannot be scored; empty if it can, or if only the tapes tell (`own_steps`)."""
+        if isinstance(self.algorithm, FromModel) or (self.own_steps and all(map(_sends_update, self._steps))):
             return ""
         return f"{self.protocol.algorithm} sends the server no plain sum of steps"
+
+    @property
+    def own_steps(self) -> bool:
+        """True if a client step with DP-SGD is not of this package: its update may be more than the sum of the steps."""
+        return any(not getattr(type(self.algorithm), step.kind).__module__.startswith(PACKAGED) for step in self._steps)
+
+    @cached_property
+    def _steps(self) -> list[ClientStep]:
+        """The client steps that ran DP-SGD."""
+        kinds = {training.kind for client in self.audit.clients for training in self.trainings(client) if not training.secure}
+        return [step for kind, step in client_steps(self.algorithm).items() if kind in kinds]
 
     def rounds(self, training: Training) -> np.ndarray | None:
         """Read one task's sums from the update that the server received, or from the secure sum that it opened.
