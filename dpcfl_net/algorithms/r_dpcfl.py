@@ -70,9 +70,7 @@ class Clustering(Options):
     """Options of the mixture on the updates of the first round."""
 
     added = ("sample",)
-    space: Literal["spectral", "pca2", "full", "sklearn"] = Field(
-        default="spectral", description="space in which the mixture is fitted"
-    )
+    space: mixture.Space = Field(default="spectral", description="space in which the mixture is fitted")
     sample: int = Field(
         default=2_000, ge=2, le=20_000,
         description="above this number of clients the mixture is fitted to a random sample of so many updates; the others follow",

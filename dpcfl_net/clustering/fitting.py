@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from dpcfl_net.clustering.gram import centred_gram, coordinates
 from dpcfl_net.clustering.known_noise import KnownNoise
 
 Space = Literal["spectral", "pca2", "full", "sklearn"]
-SPACES: tuple[Space, ...] = ("spectral", "pca2", "full", "sklearn")
+SPACES: tuple[Space, ...] = get_args(Space)
 CUT = 2.5
 ENOUGH = 2.0
 FAR = 4.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 Adjacency = Literal["zero-out", "replace-one"]
-ADJACENCIES: tuple[Adjacency, ...] = ("zero-out", "replace-one")
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 
 
 @dataclass(frozen=True)

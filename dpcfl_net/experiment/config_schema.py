@@ -31,6 +31,7 @@ from dpcfl_net.experiment.communication_settings import CommunicationSettings
 from dpcfl_net.experiment.network_settings import NetworkSettings
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
+from dpcfl_net.transport.transcript import Mode
 
 # Larger numbers are mistakes.
 MOST_ROUNDS = 100_000
@@ -287,9 +288,7 @@ class RuntimeSettings(Section):
 class OutputSettings(Section):
     """The `output` section."""
 
-    transcript: Annotated[
-        Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
-    ] = Field(default="headers", description="content of the server's transcript")  # YAML reads a bare off as false
+    transcript: Mode = Field(default="headers", description="content of the server's transcript")
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="number of newest checkpoints to keep")
     evaluate_every: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] | Literal["auto"] = Field(
         default=1,

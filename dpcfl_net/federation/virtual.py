@@ -19,7 +19,7 @@ from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.release_check import ReleaseCheck
 from dpcfl_net.federation.secure.stages import answer_interval_s
 from dpcfl_net.federation.virtual_clock import Trip, VirtualClock, Work, trips
-from dpcfl_net.transport.messages import WINDOW, plain
+from dpcfl_net.transport.messages import CREDIT_CHUNKS, plain
 from dpcfl_net.transport.wire_size import MessageBytes, control_bytes, message_bytes
 
 HEARTBEAT_S = 2.0  # interval of both sides
@@ -132,7 +132,7 @@ class VirtualFederation(InProcessFederation):
 
     def _control(self, kind: str, about: MessageBytes, **more: str) -> int:
         """Bytes of the acknowledgement of a message and of the confirmations of its chunks."""
-        credits = max(0, len(about.parts) - 2) // (WINDOW // 2)
+        credits = max(0, len(about.parts) - 2) // CREDIT_CHUNKS
         run, parent = self.protocol.run, "0" * 32
         return control_bytes(kind, run, parent=parent, **more) + credits * control_bytes("CREDIT", run, parent=parent, index=8)
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 from dpcfl_net.transport.links.link import Direction
 from dpcfl_net.transport.links.schedule import Schedule
-from dpcfl_net.transport.messages import WINDOW
-
-CREDIT_CHUNKS = WINDOW // 2  # chunks after which a receiver confirms
+from dpcfl_net.transport.messages import CREDIT_CHUNKS, WINDOW
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dpcfl_net.federation.tree import TreeFederation, tree_endpoint_arguments
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.launcher_pipes import LauncherNews, command_sender, open_pipe
 from dpcfl_net.runtime.server_records import ServerRecords
-from dpcfl_net.runtime.specs import CoordinatorSpec, TranscriptKind
+from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.runtime.state_check import checked
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
@@ -38,7 +38,7 @@ from dpcfl_net.transport.endpoint import FaultInjector, Link, MessageLog, Server
 from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.message_log import refusal
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
-from dpcfl_net.transport.transcript import Transcript
+from dpcfl_net.transport.transcript import Mode, Transcript
 
 _log = logging.getLogger(__name__)
 
@@ -100,14 +100,14 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     memory.keep_freed()
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     check_runnable(protocol)
-    kind = _transcript_kind(spec.transcript, protocol)
+    mode = _transcript_mode(spec.transcript, protocol)
     algorithm, files = algorithm_of(protocol), RunFolder(spec.folder)
     open_files.allow(open_files.files_for(len(protocol.roster)))
     pair = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     news = LauncherNews(open_pipe(spec.lost))
     with ExitStack() as stack:
         records = stack.enter_context(closing(ServerRecords(spec.folder, protocol, algorithm)))
-        transcript = stack.enter_context(closing(Transcript(files.transcript, kind)))
+        transcript = stack.enter_context(closing(Transcript(files.transcript, mode)))
         central_server = CentralDPServer.of(
             algorithm, files.ledgers, _noise_seed(spec.keys, protocol), durable=spec.durable,
             keep=spec.keep_releases,
@@ -142,7 +142,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         fed.goodbye()
 
 
-def _transcript_kind(asked: TranscriptKind | None, protocol: Protocol) -> TranscriptKind:
+def _transcript_mode(asked: Mode | None, protocol: Protocol) -> Mode:
     """Choose the content of the transcript; ConfigError if the job has aggregators, so that none is possible."""
     if asked not in (None, "off") and protocol.aggregators:
         raise ConfigError(

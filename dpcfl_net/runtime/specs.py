@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from dpcfl_net.core.types import USUAL_POLICY, Policy
 from dpcfl_net.federation.virtual_clock import VirtualNetwork
 from dpcfl_net.training.devices import CPU, Device
 from dpcfl_net.transport.faults import MessageFaults
-
-TranscriptKind = Literal["off", "headers", "full"]
+from dpcfl_net.transport.transcript import Mode
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class CoordinatorSpec:
     observer: str | None
     keys: Path
     folder: Path
-    transcript: TranscriptKind | None = None
+    transcript: Mode | None = None
     keep_checkpoints: int = 2
     quorum: float = 1.0
     round_timeout_s: float = 600

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dpcfl_net.transport.messages import CHUNK, VERSION, WINDOW, Header, WireError, encode
+from dpcfl_net.transport.messages import CHUNK, CREDIT_CHUNKS, VERSION, WINDOW, Header, WireError, encode
 from dpcfl_net.transport.payload import Assembly, Payload
 
 CONTROLS = 256  # small messages that may wait for a peer that does not read
@@ -272,7 +272,7 @@ class Channel:
             self.assembly = None
             return assembly
         now = time.monotonic()
-        if assembly.received % (WINDOW // 2) == 0 or now >= self._credit_due:
+        if assembly.received % CREDIT_CHUNKS == 0 or now >= self._credit_due:
             self._credit_due = now + CREDIT_S
             self.say("CREDIT", parent=header.parent, index=assembly.received)
         return None

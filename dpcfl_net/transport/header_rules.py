@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dpcfl_net.core.tensors import DTYPES
+
 MAX_PAYLOAD = 1 << 34  # bytes; above any model, below any overflow
 MAX_TENSORS = 64
 MAX_SIDES = 8
 KINDS = frozenset(("HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE"))
-TENSOR_TYPES = frozenset(("f4", "i8", "f2", "b2", "i1", "i4", "u1", "u4", "f8"))
 
 Row = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, bytes
 
@@ -48,7 +49,7 @@ def _is_row(row: Any) -> bool:
     return (
         _NAME.fits(name)
         and type(dtype) is str
-        and dtype in TENSOR_TYPES
+        and dtype in DTYPES
         and type(shape) is list
         and len(shape) <= MAX_SIDES
         and all(map(_SIZE.fits, shape))

@@ -20,6 +20,7 @@ MAX_ITEMS = 4096  # of a list in a header
 CHUNK = 2 << 20  # bytes of payload in one message
 MAX_FRAME = 4 << 20  # bytes; a peer that sends a larger frame is disconnected
 WINDOW = 8  # unconfirmed chunks in flight to one peer
+CREDIT_CHUNKS = WINDOW // 2  # chunks after which a receiver confirms them
 
 STATUSES = ("release", "lost", "stale", "refused")
 PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core

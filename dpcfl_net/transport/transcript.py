@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, get_args
 
 import msgpack
 import numpy as np
@@ -73,7 +73,7 @@ class Transcript:
     """
 
     def __init__(self, path: str | Path, mode: Mode = "headers") -> None:
-        if mode not in ("off", "headers", "full"):
+        if mode not in get_args(Mode):
             raise ConfigError(f"transcript must be off, headers or full, got {mode!r}")
         self.path, self.mode = Path(path), mode
         self.records, self._digest = 0, _START

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from decimal import ROUND_CEILING, Context
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from dpcfl_net.privacy.accounting.rdp import QUICK, rdp_epsilon
 from dpcfl_net.privacy.events.base import Event
 
 Accountant = Literal["pld", "rdp"]
-ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
+ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
 _MIN_NOISE, _MAX_NOISE = 1e-2, 1e6
 _TOLERANCE = 1e-4
