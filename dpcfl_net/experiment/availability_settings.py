@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from dpcfl_net.core.files import reason, shown
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import read_text, shown
 from dpcfl_net.core.frozen import StrictModel
 
 COLUMNS = ["client", "from_round", "to_round"]
@@ -116,11 +117,12 @@ def read_spans(path: Path) -> dict[int, list[list[int | None]]]:
     """
     found: dict[int, list[list[int | None]]] = {}
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "not UTF-8"
-        raise ValueError(f"availability.file is {shown(str(path))}: cannot be read ({why})") from None
-    for number, row in _rows(path, text):
+        rows = list(_rows(path, read_text(path)))
+    except ConfigError as error:
+        raise ValueError(f"availability.file: {error}") from None
+    except csv.Error as error:
+        raise ValueError(f"availability.file {path}: {error}") from None
+    for number, row in rows:
         try:
             client, first, last = (int(cell) if cell.strip() else None for cell in row)
             if client is None or first is None:

@@ -218,7 +218,8 @@ def test_a_file_and_inline_spans_are_the_same_schedule_and_the_saved_configurati
         ({"clients": {client: [[2, 4]] for client in range(4)}}, "leaves no client in round 1"),
         ({"clients": {0: [[1]]}}, "availability.clients"),
         ({"clients": {0: [[0, 2]]}}, "availability.clients"),
-        ({"file": "nowhere.csv"}, "availability.file is 'nowhere.csv': cannot be read"),
+        ({"file": "nowhere.csv"}, "availability.file: cannot read nowhere.csv: no such file or folder"),
+        ({"file": "/dev/null"}, "availability.file: cannot read /dev/null: is a device, not a file"),
     ],
 )
 def test_an_impossible_schedule_is_refused(availability, words):
@@ -229,7 +230,11 @@ def test_an_impossible_schedule_is_refused(availability, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("client,from,to\n", "must be client,from_round,to_round"), ("client,from_round,to_round\n1,x,2\n", "line 2 is '1,x,2'")],
+    [
+        ("client,from,to\n", "must be client,from_round,to_round"),
+        ("client,from_round,to_round\n1,x,2\n", "line 2 is '1,x,2'"),
+        (f"client,from_round,to_round\n{'1' * 200_000},1,2\n", "a.csv: field larger than field limit"),
+    ],
 )
 def test_a_malformed_file_is_refused_with_its_line(tmp_path, text, words):
     (tmp_path / "a.csv").write_text(text)
