@@ -49,7 +49,8 @@ def epsilon(events: Iterable[Event], delta: float, adjacency: Adjacency = "zero-
             a SampledGaussian); or if delta is too small for the PLD accountant to resolve.
     """
     check_question(delta, adjacency, accountant)
-    return _spent(_merged(events, adjacency, accountant), delta, adjacency, accountant, FINE)
+    merged = EventCounts().add(events).checked(adjacency, accountant)
+    return _spent(merged, delta, adjacency, accountant, FINE)
 
 
 def deltas(events: Iterable[Event], epsilons: Sequence[float], adjacency: Adjacency = "zero-out") -> np.ndarray:
@@ -67,7 +68,7 @@ def deltas(events: Iterable[Event], epsilons: Sequence[float], adjacency: Adjace
         ValueError: As in `epsilon`.
     """
     check_question(0.5, adjacency, "pld")
-    merged = _merged(events, adjacency, "pld")
+    merged = EventCounts().add(events).checked(adjacency, "pld")
     if merged.unprotected:
         return np.ones(len(epsilons))
     return pld_deltas(merged, epsilons, adjacency, CURVE)
@@ -99,7 +100,7 @@ def calibrate(
     check_question(delta, adjacency, accountant)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon!r}")
-    first = _merged(events_of(1.0), adjacency, accountant)
+    first = EventCounts().add(events_of(1.0)).checked(adjacency, accountant)
     _check_reachable(first, epsilon, delta, adjacency, accountant)
 
     def bound(noise: float) -> float:
@@ -140,7 +141,7 @@ def epsilon_by_prefix(
     check_question(delta, adjacency, accountant)
     counts, found = EventCounts(), []
     for group in groups:
-        merged = _checked(counts.add(group).merged(), adjacency, accountant)
+        merged = counts.add(group).checked(adjacency, accountant)
         found.append(_spent(merged, delta, adjacency, accountant, FINE))
     return found
 
@@ -153,16 +154,6 @@ def check_question(delta: float, adjacency: str, accountant: str) -> None:
         raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {adjacency!r}")
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
-
-
-def _merged(events: Iterable[Event], adjacency: Adjacency, accountant: str) -> MergedEvents:
-    return _checked(EventCounts().add(events).merged(), adjacency, accountant)
-
-
-def _checked(events: MergedEvents, adjacency: Adjacency, accountant: str) -> MergedEvents:
-    for mechanism in events.mechanisms:
-        mechanism.check(adjacency, accountant)
-    return events
 
 
 @lru_cache(maxsize=4096)  # A run in progress repeats the queries of its earlier rounds.

@@ -58,9 +58,7 @@ def filtered_epsilon(events: Iterable[Event], delta: float, order: float, adjace
     """
     if isinstance(order, bool) or not isinstance(order, (int, float)) or not 1 < order <= ORDERS[-1]:
         raise ValueError(f"order must be above 1 and at most {ORDERS[-1]:g}, got {order!r}")
-    merged = EventCounts().add(events).merged()
-    for mechanism in merged.mechanisms:
-        mechanism.check(adjacency, "rdp")
+    merged = EventCounts().add(events).checked(adjacency, "rdp")
     if merged.unprotected:
         return math.inf
     orders = np.array([float(order)])

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.events.base import Composable, Event, event_types
 
 
@@ -57,3 +58,10 @@ class EventCounts:
         ordered = sorted(groups, key=lambda kind: (kind.rank, kind.__name__))
         mechanisms = tuple(mechanism for kind in ordered for mechanism in kind.composed(groups[kind]))
         return MergedEvents(mechanisms, any(event.unprotected for event in self._runs))
+
+    def checked(self, adjacency: Adjacency, accountant: str) -> MergedEvents:
+        """Everything counted so far; ValueError if the accountant has no bound for a mechanism under the adjacency."""
+        found = self.merged()
+        for mechanism in found.mechanisms:
+            mechanism.check(adjacency, accountant)
+        return found

@@ -81,9 +81,7 @@ def tuned_epsilon(events: Iterable[Event], delta: float, trials: Trials, adjacen
 
     check_question(delta, adjacency, "rdp")
     listed = list(events)
-    merged = EventCounts().add(listed).merged()
-    for mechanism in merged.mechanisms:
-        mechanism.check(adjacency, "rdp")
+    merged = EventCounts().add(listed).checked(adjacency, "rdp")
     if merged.unprotected:
         return math.inf
     one = sum((mechanism.renyi(ORDERS) for mechanism in merged.mechanisms), np.zeros(len(ORDERS)))
