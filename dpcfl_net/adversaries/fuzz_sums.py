@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.adversaries.fuzz_readers import attempt, require
+from dpcfl_net.core.signing import signing_public
 from dpcfl_net.federation.secure import client_checks, client_stages, keys
 from dpcfl_net.federation.secure.messages import survivors_message
 from dpcfl_net.federation.secure.server_stages import Aborted, ServerRound
@@ -21,7 +22,7 @@ ROUND, SIZE = 3, 5
 TERMS = Terms("ab" * 32, (1, 4, 5, 9))
 CONTEXT = hashlib.sha256(b"model").digest()
 SECRETS = {client: hashlib.sha256(b"identity %d" % client).digest() for client in TERMS.group}
-IDENTITIES = {client: keys.identity_of(secret) for client, secret in SECRETS.items()}
+IDENTITIES = {client: signing_public(secret) for client, secret in SECRETS.items()}
 STAGES = ("keys", "shares", "masked", "survivors", "unmask")
 
 

@@ -48,11 +48,6 @@ def verify(public: str, signed: bytes, signature: bytes) -> bool:
     return True
 
 
-def identity_of(secret: bytes) -> str:
-    """Compute the public key of an identity, 64 hex digits."""
-    return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()
-
-
 def public_of(secret: bytes) -> bytes:
     """Compute the public key of an X25519 secret key."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()

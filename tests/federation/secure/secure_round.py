@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpcfl_net.federation.secure import client_checks, client_stages, keys
+from dpcfl_net.core.signing import signing_public
+from dpcfl_net.federation.secure import client_checks, client_stages
 from dpcfl_net.federation.secure.server_stages import ServerRound
 from dpcfl_net.federation.secure.terms import Settings, Terms
 
@@ -34,7 +35,7 @@ class Sum:
         self.group = self.group or tuple(range(2, 2 + 3 * self.n, 3))
         self.terms = Terms.of(JOB, self.group, self.settings)
         self.secrets = {client: hashlib.sha256(b"identity %d" % client).digest() for client in self.group}
-        self.identities = {client: keys.identity_of(secret) for client, secret in self.secrets.items()}
+        self.identities = {client: signing_public(secret) for client, secret in self.secrets.items()}
         self.server = ServerRound(self.terms, self.round, self.identities, self.size)
         rng = np.random.default_rng(self.n)
         self.vectors = {client: rng.integers(0, 1 << 32, self.size, np.uint32) for client in self.group}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from dpcfl_net.core.signing import signing_public
 from dpcfl_net.core.tensors import CLIENT_DTYPES, finite, pack, unpack
 from dpcfl_net.federation.secure import keys, masks, shamir
 from dpcfl_net.federation.secure.recovery import recover_mask_key, recover_seed
@@ -144,7 +145,7 @@ def test_messages_of_different_parts_differ():
 
 
 def test_signatures():
-    public = keys.identity_of(KEY)
+    public = signing_public(KEY)
     signature = keys.sign(KEY, b"message")
     assert keys.verify(public, b"message", signature)
     for wrong in (
