@@ -130,18 +130,19 @@ def read_at_most(file: BinaryIO, most: int, where: str) -> bytes:
     return b"".join(parts)
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
+def lines_of(file: BinaryIO, most: int = MOST_BYTES) -> Iterator[bytes]:
     """Yield the lines of a file with their ends.
 
     Args:
         file: File of `opened`.
+        most: Limit of a line in bytes: a file may state any length without taking room on the disk.
 
     Raises:
-        ConfigError: If a line is longer than MOST_BYTES: a file may state any length without taking room on the disk.
+        ConfigError: If a line is longer.
     """
-    while line := file.readline(MOST_BYTES + 1):
-        if len(line) > MOST_BYTES:
-            raise ConfigError(f"cannot read {file.name}: a line is longer than {MOST_BYTES:,} bytes, the limit")
+    while line := file.readline(most + 1):
+        if len(line) > most:
+            raise ConfigError(f"cannot read {file.name}: a line is longer than {most:,} bytes, the limit")
         yield line
 
 

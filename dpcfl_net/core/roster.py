@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import (
     Field,
@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from dpcfl_net.core.canonical import canonical_json
-from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.files import opened
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.files import lines_of, opened
 from dpcfl_net.core.frozen import FrozenModel, invalid_fields
 from dpcfl_net.core.lazy_sequence import LazySequence
 
@@ -238,7 +238,8 @@ class RosterFile(Roster):
         content, count = hashlib.sha256(), 0
         self._places, self._hashes = array("Q", [0]), bytearray()
         with opened(self._path) as file:
-            while count <= len(self) and (lines := _next_lines(file)):
+            remaining = lines_of(file, LONGEST_LINE)
+            while count <= len(self) and (lines := list(islice(remaining, BLOCK))):
                 block, count = b"".join(lines), count + len(lines)
                 content.update(block)
                 self._hashes += hashlib.sha256(block).digest()
@@ -293,13 +294,3 @@ class RosterFile(Roster):
 
 def _encoded(entries: Sequence[ClientEntry]) -> bytes:
     return b"".join(canonical_json(entry) + b"\n" for entry in ENTRIES.dump_python(list(entries), mode="json"))
-
-
-def _next_lines(file: BinaryIO) -> list[bytes]:
-    """Read the next BLOCK lines, fewer at the end of the file."""
-    lines: list[bytes] = []
-    while len(lines) < BLOCK and (line := file.readline(LONGEST_LINE + 1)):
-        if len(line) > LONGEST_LINE:
-            raise ConfigError(f"cannot read {file.name}: a line is longer than {LONGEST_LINE:,} bytes, the limit")
-        lines.append(line)
-    return lines
