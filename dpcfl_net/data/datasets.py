@@ -90,8 +90,7 @@ class _Set:
     classes: int = 10
 
 
-def _idx_files(folder: str, *stems: str) -> tuple[tuple[str, ...], ...]:
-    stems = stems or ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+def _idx_files(folder: str, stems: tuple[str, ...] = download.IDX_STEMS) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(f"{folder}/raw/{stem}-ubyte{end}" for stem in stems) for end in (".gz", ""))
 
 
@@ -112,7 +111,6 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
 
 
 def _emnist(split: str, classes: int) -> _Set:
-    stems = [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
     first = 1 if split == "letters" else 0  # the letters are numbered from 1
 
     def decode(paths: list[Path], size: tuple[int, int]) -> dict[str, np.ndarray]:
@@ -122,7 +120,7 @@ def _emnist(split: str, classes: int) -> _Set:
             arrays[f"{part}_y"] = arrays[f"{part}_y"] - np.uint8(first)  # 0 becomes 255, which no class has
         return arrays
 
-    return _Set(_idx_files("EMNIST", *stems), decode, (28, 28), 0.1307, 0.3081, classes)
+    return _Set(_idx_files("EMNIST", download.emnist_stems(split)), decode, (28, 28), 0.1307, 0.3081, classes)
 
 
 def _cifar_files(folder: str, *ends: tuple[str, str]) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,8 @@ TIMEOUT_S = 30.0  # without a byte
 CHUNK = 1 << 20
 MOST_BYTES = 2 << 30  # of one file; the largest has 560 MB, and a server may send without an end
 PIXELS = 3 * 32 * 32
+# Names of IDX files without their end: training images and labels, test images and labels.
+IDX_STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Remote:
 
 
 def _idx(folder: str, addresses: tuple[str, ...], sums: tuple[str, str, str, str]) -> tuple[Remote, ...]:
-    stems = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    names = [f"{stem}-ubyte.gz" for stem in stems]
+    names = [f"{stem}-ubyte.gz" for stem in IDX_STEMS]
     return tuple(
         Remote(addresses, name, f"sha256:{found}", (f"{folder}/raw/{name}",)) for name, found in zip(names, sums, strict=True)
     )
@@ -82,12 +83,14 @@ _CIFAR = {
 }
 # Number of classes of each split.
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-_EMNIST_FILES = tuple(
-    f"emnist-{split}-{part}-{kind}-ubyte.gz"
-    for split in EMNIST_CLASSES
-    for part in ("train", "test")
-    for kind in ("images-idx3", "labels-idx1")
-)
+
+
+def emnist_stems(split: str) -> tuple[str, ...]:
+    """Return the names of a split's files as those of `IDX_STEMS`."""
+    return tuple(f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1"))
+
+
+_EMNIST_FILES = tuple(f"{stem}-ubyte.gz" for split in EMNIST_CLASSES for stem in emnist_stems(split))
 
 
 def convert_cifar(archive: Path, folder: Path, name: str = "cifar10") -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.frozen import StrictModel
+from dpcfl_net.core.frozen import FrozenModel
 
 
-class SizeLaw(StrictModel):
+class SizeLaw(FrozenModel):
     """Law of the numbers of training records; `train_per_client` is their mean.
 
     A client's share of the records of its cluster is proportional to exp(spread * N(0, 1)) under "lognormal", to
@@ -19,6 +19,7 @@ class SizeLaw(StrictModel):
     (quantity skew of Li et al. 2022, NIID-Bench).
     """
 
+    added = ("spread", "alpha")  # so that a law holds nothing of another one
     law: Literal["lognormal", "zipf", "dirichlet"] = Field(description="lognormal, zipf or dirichlet")
     spread: float | None = Field(
         None, ge=0, le=10, allow_inf_nan=False,
@@ -36,11 +37,6 @@ class SizeLaw(StrictModel):
         if given is None or extra is not None:
             raise ValueError(f"law {self.law!r} needs {needed}, got {given}; {other} must be null, got {extra}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit what belongs to another law, so that the hash of earlier jobs is unchanged.
-        return {key: value for key, value in standard(self).items() if value is not None}
 
 
 def drawn_sizes(law: SizeLaw, clients: int, total: int, rng: np.random.Generator) -> list[int]:

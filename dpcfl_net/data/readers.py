@@ -15,6 +15,8 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_at_most
 
 MOST_BYTES = 1 << 30  # of one unpacked file
+# What NumPy raises for a damaged archive, also for one with a password, an odd compression or an impossible size.
+DAMAGED = (OSError, EOFError, KeyError, ValueError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile)
 
 
 def read_idx(path: Path, record: tuple[int, ...]) -> np.ndarray:
@@ -65,9 +67,7 @@ def read_npz(path: Path, record: tuple[int, ...]) -> tuple[np.ndarray, np.ndarra
             raise damaged(path, "not an npz file")
         with np.load(path, allow_pickle=False) as file:
             x, y = file["x"], file["y"]
-    except (OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile) as error:
-        raise damaged(path, str(error)) from error
-    except (NotImplementedError, RuntimeError, MemoryError) as error:  # odd compression, a password, a size out of bounds
+    except DAMAGED as error:
         raise damaged(path, str(error)) from error
     if x.dtype != np.uint8 or y.dtype != np.uint8 or x.shape[1:] != record or y.shape != x.shape[:1]:
         expected = f"uint8 {_any_number_of(record)} and uint8 (N,)"

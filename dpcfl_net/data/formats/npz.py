@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from dpcfl_net.data.files import FileSource
 from dpcfl_net.data.formats.table import Table, refused
+from dpcfl_net.data.readers import DAMAGED
 
 
 def read(path: Path, files: FileSource) -> tuple[Table, Table | None]:
@@ -40,9 +40,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             raise refused(path, "not an npz file")
         with np.load(path, allow_pickle=False) as file:
             return {key: _array(path, file, key) for key in file.files}
-    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise refused(path, str(error)) from error
-    except MemoryError as error:  # a header may state any shape
+    except DAMAGED as error:
         raise refused(path, str(error)) from error
 
 
