@@ -66,11 +66,6 @@ def combination_problems(config: Config) -> list[str]:
     return problems + (missing.problems if missing is not None else [])
 
 
-def _epsilon_problems(config: Config) -> list[str]:
-    """Problems of the targets of single clients."""
-    return config.privacy.epsilon_problems(config.data.client_count)
-
-
 def _transcript_problems(config: Config) -> list[str]:
     """Problem of a transcript without messages."""
     if config.runtime.federation != "in-process" or config.output.transcript == "off":
@@ -172,7 +167,7 @@ def _privacy_problems(config: Config) -> list[str]:
             problems.append(
                 f"local.{name} is {value}: must be 0, since {algorithm.name} trains by DP-SGD, which does not use it"
             )
-    return problems
+    return problems + privacy.epsilon_problems(config.data.client_count)
 
 
 def _pace_problems(config: Config) -> list[str]:
@@ -320,7 +315,7 @@ def _data_problems(config: Config, known_model: bool) -> list[str]:
 
 
 _CHECKS = (
-    _ledger_problems, _privacy_problems, _epsilon_problems, secure_sum_problems, _transcript_problems, _device_problems,
+    _ledger_problems, _privacy_problems, secure_sum_problems, _transcript_problems, _device_problems,
     _aggregator_problems, _pace_problems, _sampling_problems, _precision_problems, audit_problems, _availability_problems,
     network_problems, _communication_problems, _personal_model_problems, _option_problems,
 )  # fmt: skip
