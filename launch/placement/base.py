@@ -93,45 +93,8 @@ class Addresses:
     namespaces: Mapping[int, str] = field(default_factory=dict)
 
 
-class Handle(Protocol):
-    """A started worker process, on this or another host."""
-
-    log_path: Path
-
-    @property
-    def sentinel(self) -> int:
-        """A file descriptor that becomes readable when the process has ended."""
-
-    @property
-    def reason(self) -> str:
-        """Message of its failure, once it has ended; empty if only its log has one."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, or `LOST` if its host is lost; None while it runs."""
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it ends, at most `timeout_s` seconds (None: no limit); return as `poll`."""
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it runs."""
-
-    def kill(self) -> None:
-        """Send it SIGKILL; ledgers stay consistent."""
-
-    def send_command(self, command: str) -> None:
-        """Send "start 3" or "stop 3" to a group; dropped if the process has ended."""
-
-    def finish(self) -> None:
-        """Announce to a group that no more clients will start."""
-
-    def close(self) -> None:
-        """Release its file descriptors."""
-
-
-class Role(Protocol):
-    """A coordinator, observer, relay or aggregator that runs, the last also on another host."""
-
-    title: str
+class Process(Protocol):
+    """A started process, on this or another host."""
 
     @property
     def sentinel(self) -> int:
@@ -145,6 +108,28 @@ class Role(Protocol):
 
     def close(self) -> None:
         """Release its file descriptors."""
+
+
+class Handle(Process, Protocol):
+    """A worker process."""
+
+    log_path: Path
+
+    @property
+    def reason(self) -> str:
+        """Message of its failure, once it has ended; empty if only its log has one."""
+
+    def send_command(self, command: str) -> None:
+        """Send "start 3" or "stop 3" to a group; dropped if the process has ended."""
+
+    def finish(self) -> None:
+        """Announce to a group that no more clients will start."""
+
+
+class Role(Process, Protocol):
+    """A coordinator, observer, relay or aggregator; only an aggregator may run on another host."""
+
+    title: str
 
     def failure(self, code: int | None) -> DpcflError:
         """Build the error of a run that cannot continue without it."""

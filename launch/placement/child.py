@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dpcfl_net.core import open_files, process_log
 from dpcfl_net.core.clock import AwakeClock, wait_awake
 from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.launch.interrupts import blocked_signals
-from dpcfl_net.launch.placement.base import LOST, failure
+from dpcfl_net.launch.placement.base import LOST, Process, failure
 from dpcfl_net.launch.placement.fork_server import Start
 
 _log = logging.getLogger(__name__)
@@ -289,20 +289,7 @@ def _module_path() -> list[str]:
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 
-class Ending(Protocol):
-    """A process that can be ended."""
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it runs."""
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait at most `timeout_s` seconds; return the exit code, or None while it runs."""
-
-    def close(self) -> None:
-        """Close its file descriptors."""
-
-
-def stop(processes: Sequence[Ending], patience_s: float) -> None:
+def stop(processes: Sequence[Process], patience_s: float) -> None:
     """End processes: SIGTERM, and SIGKILL after `patience_s` seconds."""
     for process in processes:
         process.signal(signal.SIGTERM)

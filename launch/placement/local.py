@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from signal import SIGKILL
 from types import MappingProxyType
 
 from dpcfl_net.core import host_memory, open_files
@@ -53,22 +52,14 @@ class LocalHandle:
         """True after `close`."""
         return self._child.sentinel < 0
 
-    def poll(self) -> int | None:
-        """See `base.Handle`."""
-        return self.wait(0)
-
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """See `base.Handle`."""
+        """See `base.Process`."""
         return self._child.wait(timeout_s)
 
     def signal(self, number: int) -> None:
-        """See `base.Handle`."""
-        if self.poll() is None:
+        """See `base.Process`."""
+        if self.wait(0) is None:
             self._child.signal(number)
-
-    def kill(self) -> None:
-        """See `base.Handle`."""
-        self.signal(SIGKILL)
 
     def send_command(self, command: str) -> None:
         """See `base.Handle`."""
@@ -84,9 +75,9 @@ class LocalHandle:
             self._pipe.close()  # a group exits when no more clients can start
 
     def close(self) -> None:
-        """See `base.Handle`. The sentinel stays open until then."""
+        """See `base.Process`. The sentinel stays open until then."""
         self.finish()
-        if self.poll() is not None:
+        if self.wait(0) is not None:
             self._child.close()
 
 

@@ -38,20 +38,16 @@ class RemoteProcess:
 
     @property
     def sentinel(self) -> int:
-        """See `base.Handle`."""
+        """See `base.Process`."""
         return self._read
 
-    def poll(self) -> int | None:
-        """See `base.Handle`."""
-        return self._code
-
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """See `base.Handle`."""
+        """See `base.Process`."""
         self._has_ended.wait(timeout_s)
         return self._code
 
     def close(self) -> None:
-        """See `base.Handle`."""
+        """See `base.Process`."""
         if self._read >= 0:
             os.close(self._read)
             self._read = -1
@@ -88,12 +84,8 @@ class RemoteHandle(RemoteProcess):
         self._send, self.process = send, process
 
     def signal(self, number: int) -> None:
-        """See `base.Handle`."""
+        """See `base.Process`."""
         self._send(SendSignal(first=self.process.clients[0], number=number))
-
-    def kill(self) -> None:
-        """See `base.Handle`."""
-        self.signal(9)
 
     def send_command(self, command: str) -> None:
         """See `base.Handle`."""
@@ -119,7 +111,7 @@ class RemoteAggregator(RemoteProcess):
         self._send, self._files, self.title = send, files, title
 
     def signal(self, number: int) -> None:
-        """See `base.Role`."""
+        """See `base.Process`."""
         self._send(SignalAggregator(number=number))
 
     def failure(self, code: int | None) -> DpcflError:

@@ -6,6 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from signal import SIGKILL
 from typing import Any
 
 from dpcfl_net.core.clock import AwakeClock
@@ -159,7 +160,7 @@ class WorkerPool:
             del self._exit_deadlines[first]
             if (handle := self._workers[first].handle) is not None:
                 self._report(f"{self._workers[first].process.title} was stopped and did not exit within {EXIT_S:g} s: killed")
-                handle.kill()  # its ledger stays consistent
+                handle.signal(SIGKILL)  # its ledger stays consistent
 
     def ended(self, sentinel: Any) -> None:
         """Handle the end of a process: restart it after a crash, lose the clients that failed, or fail the run.

@@ -525,7 +525,7 @@ def test_the_end_of_a_worker_elsewhere_is_heard_though_its_log_cannot_be_written
     other = agent.start(ClientRange(range(1, 2)), full)
     try:
         assert wait([ended.sentinel], 20)
-        assert (ended.wait(), ended.reason.strip(), other.poll()) == (4, "RunFailed: why it ended", None)
+        assert (ended.wait(), ended.reason.strip(), other.wait(0)) == (4, "RunFailed: why it ended", None)
         agent.hang_up()
         assert wait([other.sentinel], 20)
         assert other.wait() == LOST

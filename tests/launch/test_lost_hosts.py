@@ -74,10 +74,10 @@ def test_a_worker_that_starts_while_its_host_is_lost_runs_once_and_is_known(tmp_
     handle = agent.start(ClientRange(range(1), group=False), tmp_path / "log")
     until(lambda: connections[1].sent)
     assert [command.first for command in connections[1].sent] == [0]
-    assert handle.poll() is None
+    assert handle.wait(0) is None
     agent.hang_up()
     agent.join(60)
-    assert handle.poll() is not None
+    assert handle.wait(0) is not None
     handle.close()
 
 

@@ -61,8 +61,8 @@ class Crashing:
     def send_command(self, command: str) -> None:
         self.commands.append(command)
 
-    def kill(self) -> None:
-        self.commands.append("kill")
+    def signal(self, number: int) -> None:
+        self.commands.append(f"signal {number}")
 
     def wait(self) -> int:
         return self._code
@@ -200,7 +200,7 @@ def test_a_worker_that_is_wanted_again_before_it_has_left_is_neither_killed_nor_
     assert (launcher.commands, launcher.starts) == ([], [1])
     pool.stop_worker([1])
     pass_time(now, pool, 2 * EXIT_S)
-    assert launcher.commands == ["kill"]
+    assert launcher.commands == ["signal 9"]
 
 
 def test_a_worker_that_is_stopped_before_it_has_a_place_neither_starts_nor_is_killed(now):
@@ -213,7 +213,7 @@ def test_a_worker_that_is_stopped_before_it_has_a_place_neither_starts_nor_is_ki
     pass_time(now, pool, EXIT_S - 1)  # the time of client 1 has passed, that of client 0 has not
     assert (launcher.starts, launcher.commands) == ([0], [])
     pass_time(now, pool, 1)
-    assert launcher.commands == ["kill"]
+    assert launcher.commands == ["signal 9"]
     pool.ended(0)
     pool.update()
     assert (launcher.starts, pool.sentinels, pool.lost()) == ([0, 2], [2], [])

@@ -300,8 +300,8 @@ class Exits:
     def wait(self) -> int:
         return self.code
 
-    def kill(self) -> None:
-        self.code = -9
+    def signal(self, number: int) -> None:
+        self.code = -number
 
     def close(self) -> None:
         pass
@@ -357,14 +357,14 @@ def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):
     launcher = LocalLauncher(spec, tmp_path / "logs", {})
     first = launcher.start(ClientRange(range(1)))
     assert wait([first.sentinel], 60)
-    assert first.poll() == 2
+    assert first.wait(0) == 2
     second = launcher.start(ClientRange(range(1, 2)))
     assert wait([first.sentinel], 0) == [first.sentinel]
     assert second.wait(60) == 2
     assert "protocol.json: no such file" in second.log_path.read_text()
     for handle in (first, second):
         handle.close()
-        assert handle.poll() == 2
+        assert handle.wait(0) == 2
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(handle.sentinel)
     launcher.close()
