@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dpcfl_net.launch.cli.steps import StepsLive
+from dpcfl_net.launch.cli.steps import StepsLive, can_redraw
 from dpcfl_net.launch.preparation import Steps, listed
 from dpcfl_net.results.number_format import duration, percent
 
@@ -62,7 +62,7 @@ def open_bar(wanted: bool, *, keep_stdout: bool = False) -> Bar:
     if shell is not None:
         return NotebookBar(shell)
     console = Console(stderr=True, highlight=False)
-    return TerminalBar(console, redirect=not keep_stdout) if console.is_terminal and not console.is_dumb_terminal else NoBar()
+    return TerminalBar(console, redirect=not keep_stdout) if can_redraw(console) else NoBar()
 
 
 class NoBar:

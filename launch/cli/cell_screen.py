@@ -17,7 +17,7 @@ from rich.text import Text
 
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, RUNNING, WAITING, CellOutcome
 from dpcfl_net.launch.cli.progress import ProgressTail, ProgressView
-from dpcfl_net.launch.cli.steps import unshifted
+from dpcfl_net.launch.cli.steps import can_redraw, unshifted
 from dpcfl_net.launch.sweeps import Sweep, outcome_line
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration, percent
@@ -169,19 +169,16 @@ class CellScreen(CellLines):
             return "", self._accuracy.get(index, ""), "", ""
         if state not in (RUNNING, IN_USE):
             return "", "", "", ""
-        view = self._view(index, self._cells.folders[index])
+        view = self._tails.setdefault(index, ProgressTail(self._cells.folders[index])).view()
         rounds = f"{view.round}/{view.rounds}" if view.rounds else "starting"
         left = duration(view.seconds_left) if view.seconds_left is not None else ""
         return rounds, _accuracy(view), view.epsilon_text, left
-
-    def _view(self, index: int, folder: Path) -> ProgressView:
-        return self._tails.setdefault(index, ProgressTail(folder)).view()
 
 
 def open_cell_screen(cells: ShownCells) -> CellLines:
     """Open a live screen in a terminal, else lines."""
     console = Console(highlight=False)
-    return CellScreen(cells, console) if console.is_terminal and not console.is_dumb_terminal else CellLines(cells, console)
+    return CellScreen(cells, console) if can_redraw(console) else CellLines(cells, console)
 
 
 def _accuracy(view: ProgressView) -> str:

@@ -18,25 +18,14 @@ from rich.text import Text
 
 from dpcfl_net.launch.cli.output_room import STOPPED_S, has_room
 from dpcfl_net.launch.cli.phases import AWAY, GONE, SENDING, TRAINING, WAITING
-from dpcfl_net.launch.cli.progress import ALL_CLIENTS, DEAD, ENDED, ProgressTail, ProgressView, tail_progress
-from dpcfl_net.launch.cli.steps import StepsLive, draw_steps, printable, unshifted
+from dpcfl_net.launch.cli.progress import ALL_CLIENTS, DEAD, ENDED, ProgressView
+from dpcfl_net.launch.cli.steps import StepsLive, can_redraw, draw_steps, printable, unshifted
 from dpcfl_net.launch.preparation import Steps, listed
 from dpcfl_net.results.number_format import at_most, counted, duration, number, percent, yes
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_files import mapping, whole
 from dpcfl_net.results.tables import GAP
 from dpcfl_net.results.tables import Table as Comparison
-
-__all__ = [
-    "PlainLines",
-    "ProgressTail",
-    "ProgressView",
-    "Screen",
-    "open_screen",
-    "print_summary",
-    "print_table",
-    "tail_progress",
-]
 
 GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕", AWAY: "○"}
 ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x", AWAY: "o"}
@@ -52,8 +41,7 @@ MEASURED_OF_SOME = ("accuracy_minority", "accuracy_central")
 def open_screen(console: Console | None = None) -> Screen | PlainLines:
     """Open a live screen in a terminal, else plain lines."""
     console = console or Console(highlight=False)
-    live = console.is_terminal and not console.is_dumb_terminal
-    return Screen(console) if live else PlainLines(console)
+    return Screen(console) if can_redraw(console) else PlainLines(console)
 
 
 class PlainLines:
@@ -229,7 +217,7 @@ class ProgressLine:
         self._show(f"{printable(view.algorithm)}: round {view.round}/{view.rounds or '?'}{left}")
 
     def _show(self, line: str) -> None:
-        if not self._console.is_terminal or self._console.is_dumb_terminal:
+        if not can_redraw(self._console):
             return
         if not self._live.is_started:
             self._live.start()

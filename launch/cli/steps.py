@@ -60,6 +60,20 @@ class StepsLive:
         if self._live.is_started:
             self._live.stop()
 
+    @contextmanager
+    def showing(self, step: str) -> Iterator[None]:
+        """Draw one step inside the `with` block."""
+        self.begin(step)
+        try:
+            yield
+        finally:
+            self.end()
+
+
+def can_redraw(console: Console) -> bool:
+    """True for a terminal on which a drawing can be replaced."""
+    return console.is_terminal and not console.is_dumb_terminal
+
 
 def unshifted(drawn: RenderableType, console: Console) -> RenderableType:
     """Keep room for `ECHO` behind a drawing: an echo that wraps shifts the drawing, and its first line stays on the terminal."""
@@ -82,16 +96,12 @@ def draw_steps(steps: Steps) -> RenderableType:
 def loading() -> Iterator[None]:
     """Show that libraries are loaded inside the `with` block: before a first run, and on a busy machine, this takes seconds."""
     console = Console(highlight=False)
-    if not console.is_terminal or console.is_dumb_terminal:
+    if can_redraw(console):
+        with StepsLive(console, draw_steps).showing(LIBRARIES):
+            yield
+    else:
         console.print(f"preparing: {LIBRARIES}")
         yield
-        return
-    live = StepsLive(console, draw_steps)
-    live.begin(LIBRARIES)
-    try:
-        yield
-    finally:
-        live.end()
 
 
 @contextmanager
@@ -103,15 +113,11 @@ def computing(what: str, *, on_stdout: bool = False) -> Iterator[None]:
         on_stdout: True for the terminal of a run's screen, which --quiet turns off; False for stderr.
     """
     console = Console(stderr=not on_stdout, highlight=False)
-    if not console.is_terminal or console.is_dumb_terminal:
+    if can_redraw(console):
+        with StepsLive(console, _draw_running, redirect_stdout=False).showing(what):
+            yield
+    else:
         yield
-        return
-    live = StepsLive(console, _draw_running, redirect_stdout=False)
-    live.begin(what)
-    try:
-        yield
-    finally:
-        live.end()
 
 
 @contextmanager
@@ -129,7 +135,7 @@ def preparing(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if quiet:
         yield lambda step: None
-    elif console.is_terminal and not console.is_dumb_terminal:
+    elif can_redraw(console):
         live = StepsLive(console, _draw_running, redirect_stdout=False)
         try:
             yield lambda step: live.begin(f"preparing: {step}")

@@ -127,19 +127,11 @@ def document(folder: Path) -> dict[str, Any]:
     found = look(tail)
     view = tail.view(dead=True) if found.dead else found.view
     fields = (
-        "name",
-        "algorithm",
-        "state",
-        "round",
-        "rounds",
-        "epsilon",
-        "epsilon_spent",
-        "epsilon_round",
-        "insecure",
-        "started",
-    )
+        "name", "algorithm", "state", "round", "rounds", "epsilon", "epsilon_spent", "epsilon_round", "insecure", "started", "wall_s",
+        "seconds_left",
+    )  # fmt: skip
     return {
-        "folder": folder, **{key: getattr(view, key) for key in fields}, "wall_s": view.wall_s, "seconds_left": view.seconds_left,
+        "folder": folder, **{key: getattr(view, key) for key in fields},
         "steps": [{"name": name, "seconds": seconds} for name, seconds in view.steps],
         "clusters": [dict(zip(("name", "clients", "accuracy", "change"), row, strict=True)) for row in view.clusters],
         "workers": view.workers, "pause": view.pause or None, "warnings": view.warnings,

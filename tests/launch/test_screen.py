@@ -16,16 +16,8 @@ from rich.console import Console
 from run_folder import START, privacy, run_json, true_clusters, write_lines, write_round, write_run, write_start
 
 from dpcfl_net.launch.cli import steps
-from dpcfl_net.launch.cli.screen import (
-    PlainLines,
-    ProgressTail,
-    ProgressView,
-    Screen,
-    open_screen,
-    print_summary,
-    print_table,
-    tail_progress,
-)
+from dpcfl_net.launch.cli.progress import ProgressTail, ProgressView, tail_progress
+from dpcfl_net.launch.cli.screen import PlainLines, Screen, open_screen, print_summary, print_table
 from dpcfl_net.results.tables import Table
 
 
