@@ -33,19 +33,6 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration, percent
 from dpcfl_net.results.result import read_document
 
-__all__ = [
-    "FAILED",
-    "FINISHED",
-    "INTERRUPTED",
-    "STORE",
-    "WAITING",
-    "CellOutcome",
-    "Sweep",
-    "failed_cells",
-    "run_cell",
-    "run_cells",
-]
-
 STORE = "store"
 
 

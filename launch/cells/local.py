@@ -65,9 +65,12 @@ class CellProcess:
     def outcome(self, folder: Path) -> CellOutcome:
         """Wait for the outcome of the cell in a run folder."""
         line = self.outcomes.readline()
-        if line.endswith(b"\n"):
-            return CellOutcome.from_json(folder, line)
-        return CellOutcome(folder, FAILED, error=self._failure())
+        if not line.endswith(b"\n"):
+            return CellOutcome(folder, FAILED, error=self._failure())
+        outcome = CellOutcome.from_json(folder, line)
+        if outcome.state == INTERRUPTED:  # by a signal to this process, not to the sweep
+            return CellOutcome(folder, FAILED, seconds=outcome.seconds, error="stopped by a signal")
+        return outcome
 
     def alive(self) -> bool:
         """Return True if it runs."""
@@ -174,12 +177,9 @@ class LocalCells:
         process, folder = self._busy.pop(index), self._run(index)
         self._idle.append(process)
         try:
-            outcome = process.outcome(folder)
+            return process.outcome(folder)
         except ConfigError as error:
             return CellOutcome(folder, FAILED, error=str(error))
-        if outcome.state == INTERRUPTED:  # by a signal to its process, not to the sweep
-            return CellOutcome(folder, FAILED, seconds=outcome.seconds, error="stopped by a signal")
-        return outcome
 
 
 def share(cores: int, cells: int) -> int:

@@ -121,12 +121,9 @@ class RayCells:
     def _take(self, task: Any) -> tuple[int, CellOutcome]:
         index = self._tasks.pop(task)
         try:
-            outcome = CellOutcome.from_json(self._runs[index], self._ray.get(task))
+            return index, CellOutcome.from_json(self._runs[index], self._ray.get(task))
         except (self._ray.exceptions.RayError, ConfigError) as error:
-            outcome = CellOutcome(self._runs[index], FAILED, error=describe_error(error))
-        if outcome.state == INTERRUPTED:  # by a signal to its process, not to the sweep
-            outcome = CellOutcome(self._runs[index], FAILED, seconds=outcome.seconds, error="stopped by a signal")
-        return index, outcome
+            return index, CellOutcome(self._runs[index], FAILED, error=describe_error(error))
 
 
 def memory_bytes(text: str) -> int:

@@ -16,11 +16,13 @@ from dpcfl_net.core.files import write_text
 from dpcfl_net.core.process_log import log_if_chosen
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.launch.cells.outcome import FAILED, IN_USE, INTERRUPTED, CellOutcome, one_line
+from dpcfl_net.launch.cells.run_cell import run_cell
 from dpcfl_net.launch.placement import slurm_batch
 from dpcfl_net.launch.placement.base import RUN_MODULE
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.sweep_grid import cell_folder
-from dpcfl_net.launch.sweeps import Sweep, outcome_text, read_cell, run_cell
+from dpcfl_net.launch.sweeps import Sweep, outcome_text, read_cell
+from dpcfl_net.results.number_format import spans
 from dpcfl_net.runtime.checkpoint import rounds_in
 
 PART = 1000  # cells of one array: SLURM's default MaxArraySize is 1001
@@ -48,7 +50,7 @@ def scripts(plan: Sweep, left: Sequence[int], resources: Resources, at_once: int
         tasks = [index - part * PART for index in left if index // PART == part]
         command = shlex.join([sys.executable, *RUN_MODULE, "dpcfl_net.launch.cells.slurm", str(folder)])
         first = f"$(({part * PART} + SLURM_ARRAY_TASK_ID))"
-        array = ranges(tasks) + (f"%{at_once}" if at_once is not None else "")
+        array = ",".join(spans(tasks)) + (f"%{at_once}" if at_once is not None else "")
         output = str(files.log(f"array_{part}_%a"))
         if re.search(r"[%\\]", str(folder)):
             raise ConfigError(f"--out: {folder} holds '%' or a backslash, which SLURM replaces in the names of logs")
@@ -88,17 +90,6 @@ def submit(plan: Sweep, contents: dict[Path, str]) -> list[str]:
                 raise
             raise RunFailed(f"{error}; submitted before it: array jobs {', '.join(ids)}") from None
     return ids
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers as SLURM does: 0-3,7."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def task(folder: Path, index: int) -> int:

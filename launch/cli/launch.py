@@ -36,6 +36,7 @@ from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Pla
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.running import RunOptions
+from dpcfl_net.results.number_format import spans
 from dpcfl_net.results.run_files import resume_command
 from dpcfl_net.transport.sockets import is_loopback
 
@@ -181,7 +182,7 @@ def resume(folder: Path, options: Options) -> int:
     document = _read_placement(folder)
     if document["on"] != options.on:
         raise ConfigError(f"--on is {options.on!r}: the workers of {folder} were started with --on {document['on']}")
-    saved = saved_run.read_saved_run(folder, remote=True, warn=lambda text: print(f"warning: {text}"))
+    saved = saved_run.read_saved_run(folder, remote=True, warn=runs.warn)
     if saved.finished:
         return runs.resume_saved(folder, saved)
     config = saved.config
@@ -395,13 +396,5 @@ def placement_lines(hosts: list[dict[str, Any]]) -> list[str]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Format ascending numbers; if there are many, runs of them as `first-last`."""
-    if len(numbers) <= MOST_NAMED:
-        return ", ".join(map(str, numbers))
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+    """Format ascending numbers; if there are many, as spans."""
+    return ", ".join(map(str, numbers) if len(numbers) <= MOST_NAMED else spans(numbers))

@@ -77,6 +77,7 @@ class RunContext:
     def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
         """See `reproduce.base.Context`."""
         from dpcfl_net.launch import sweeps
+        from dpcfl_net.launch.cells.outcome import FAILED
         from dpcfl_net.results.result import read_result
 
         cells = [cells_of(*grid) for grid in grids]
@@ -84,10 +85,10 @@ class RunContext:
         self._note(flat)
         outcomes = iter(sweeps.run_cells(flat, self.store, self.say, jobs=self.jobs, logs=self.folder, until=self.until))
         parts = [list(itertools.islice(outcomes, len(part))) for part in cells]
-        failed = [f"{one.folder}: {one.error}" for part in parts for one in part if one.state == sweeps.FAILED]
+        failed = [f"{one.folder}: {one.error}" for part in parts for one in part if one.state == FAILED]
         if failed:
             raise RunFailed("the figure needs runs that failed: " + "; ".join(failed))
-        return [[read_result(one.folder) for one in part if one.state == sweeps.FINISHED] for part in parts]
+        return [[read_result(one.folder) for one in part if one.state == FINISHED] for part in parts]
 
     def _note(self, cells: Sequence[Config]) -> None:
         """Print the memory of runs that run at once."""

@@ -11,7 +11,8 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.comparison import Comparison
 
 if TYPE_CHECKING:
-    from dpcfl_net.launch.sweeps import CellOutcome, Sweep
+    from dpcfl_net.launch.cells.outcome import CellOutcome
+    from dpcfl_net.launch.sweeps import Sweep
 
 
 def planned(plan: Sweep, done: Sequence[bool]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def chosen_table(study: Study) -> Table:
     """Tabulate the chosen settings of each algorithm, their score and their accuracy on test records."""
     rows = []
     for one in study.tuned:
-        values = one.space.label(one.best.index).partition(" ")[2]
+        values = one.space.settings(one.best.index)
         ended = [outcome.folder for outcome in one.outcomes if outcome.state == FINISHED]
         found = [summary.read_document(folder)["final"]["accuracy_mean"] for folder in ended]
         finals = [accuracy for accuracy in found if accuracy is not None]
@@ -129,18 +129,11 @@ def write_pages(study: Study) -> tuple[Path, Path]:
     from dpcfl_net.report.tuning import score_figure
 
     joints = [f"{one.space.algorithm}: {joint_sentence(study, joint(study, one))}." for one in study.tuned]
-    series = [
-        (one.space.algorithm, [(one.space.label(t.index).partition(" ")[2], t.score) for t in one.trials])
-        for one in study.tuned
-    ]
+    series = [(one.space.algorithm, [(one.space.settings(t.index), t.score) for t in one.trials]) for one in study.tuned]
     page = write_page(
         study.folder.page,
         title="Tuning",
-        lead=[
-            search_sentence(study),
-            *joints,
-            choice_sentence(study),
-        ],
+        lead=[search_sentence(study), *joints, choice_sentence(study)],
         figures=[score_figure(series)],
         tables=[chosen_table(study), _trials_table(study)],
     )
@@ -163,7 +156,7 @@ def _trials_table(study: Study) -> Table:
     rows = [
         [
             one.space.algorithm,
-            one.space.label(trial.index).partition(" ")[2],
+            one.space.settings(trial.index),
             percent(trial.score),
             "yes" if trial is one.best else "no",
         ]

@@ -56,8 +56,11 @@ class Space:
 
     def label(self, index: int) -> str:
         """Name a combination, as "r-dpcfl local.lr=0.1"."""
-        values = [f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in self.values(index).items()]
-        return " ".join([self.algorithm, *values])
+        return f"{self.algorithm} {self.settings(index)}"
+
+    def settings(self, index: int) -> str:
+        """Name the values of a combination, as "local.lr=0.1"."""
+        return " ".join(f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in self.values(index).items())
 
     def _winning(self, key: str) -> str:
         """`algorithms.NAME.local` overrides `local`."""

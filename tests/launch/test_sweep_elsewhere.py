@@ -26,6 +26,7 @@ from dpcfl_net.launch.placement import slurm_batch
 from dpcfl_net.launch.placement.ray import counts_of
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.sweeps import Sweep
+from dpcfl_net.results.number_format import spans
 
 pytestmark = pytest.mark.timeout(600)
 needs_slurm = pytest.mark.skipif(
@@ -46,8 +47,8 @@ def plan(tmp_path) -> Sweep:
 
 
 def test_ranges_of_tasks():
-    assert slurm.ranges([0, 1, 2, 4, 7, 8]) == "0-2,4,7-8"
-    assert slurm.ranges([5]) == "5"
+    assert spans([0, 1, 2, 4, 7, 8]) == ["0-2", "4", "7-8"]
+    assert spans([5]) == ["5"]
     assert fake_slurm.tasks_of("0-2,4,7-8%3") == ([0, 1, 2, 4, 7, 8], 3)
 
 
