@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from dpcfl_net.core.errors import StopRun
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.cli.progress import ProgressView
 from dpcfl_net.launch.feed import Callback, RoundFeed
 from dpcfl_net.launch.progress_bar import Bar
+from dpcfl_net.launch.running import ProgressDisplay
 
 
 class Watcher:
@@ -45,16 +45,6 @@ class Watcher:
         self._bar.close()
 
 
-class Display(Protocol):
-    """See `running.ProgressDisplay`."""
-
-    def prepare(self, step: str) -> None: ...
-
-    def update(self, view: ProgressView) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class TrackedScreen:
     """A screen whose run is also given to trackers.
 
@@ -63,7 +53,7 @@ class TrackedScreen:
         feed: Trackers of the run.
     """
 
-    def __init__(self, screen: Display, feed: RoundFeed) -> None:
+    def __init__(self, screen: ProgressDisplay, feed: RoundFeed) -> None:
         self.prepare, self.close, self._screen, self._feed = screen.prepare, screen.close, screen, feed
 
     def update(self, view: ProgressView) -> None:

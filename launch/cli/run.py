@@ -102,7 +102,7 @@ def resume(folder: Path, *, debug: bool = False, chaos: Path | None = None, trac
     Returns:
         The exit code.
     """
-    saved = read_saved_run(folder, warn=_warn)
+    saved = read_saved_run(folder, warn=warn)
     if debug and saved.config.runtime.federation != "in-process":
         raise ConfigError(f"--debug: the run in {folder} has runtime.federation 'network'; resume it without --debug")
     return resume_saved(folder, saved, debug=debug, chaos=chaos, trackers=trackers)
@@ -140,20 +140,16 @@ def resume_saved(
 
 
 def document(folder: Path) -> dict[str, Any]:
-    """Return run.json of a folder; empty if it is damaged."""
-    return _before(folder)
-
-
-def _before(folder: Path) -> dict[str, Any]:
-    """Read run.json; a damaged one is reported and written again."""
+    """Return run.json of a folder; empty if it is damaged, which is reported."""
     try:
         return summary.read_document(folder)
     except ConfigError as error:
-        _warn(str(error))
+        warn(str(error))
         return {}
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Print a warning."""
     print(f"warning: {text}")
 
 
@@ -260,15 +256,15 @@ def report(folder: Path, alone: Path | None = None) -> None:
     from dpcfl_net.results.models import export_models
 
     job = summary.read_run_job(folder)
-    before = _before(folder)
+    before = document(folder)
     for damage in summary.damages(folder, job):
-        print(f"warning: {damage}")
+        warn(damage)
     with computing("computing epsilon by round"):
         write_epsilon_lines(folder, job)
     done = max((line.get("round", 0) for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
     settings = summary.run_settings(folder) if RunFolder(folder).config.exists() else {}
-    document = summary.run_document(
+    found = summary.run_document(
         folder,
         job,
         state=state,
@@ -279,12 +275,12 @@ def report(folder: Path, alone: Path | None = None) -> None:
         durable=summary.flushes(settings.get("runtime", {}), job),
     )
     if "error" in before:
-        document["error"] = before["error"]
-    if document["rounds_done"] < (counted := before.get("rounds_done", 0)):
-        found = f"{RunFolder(folder).metrics} has {document['rounds_done']} of the {counted} rounds in run.json"
-        _warn(f"{found}: it was removed or cut; run.json and models are left as they are")
+        found["error"] = before["error"]
+    if found["rounds_done"] < (counted := before.get("rounds_done", 0)):
+        left = f"{RunFolder(folder).metrics} has {found['rounds_done']} of the {counted} rounds in run.json"
+        warn(f"{left}: it was removed or cut; run.json and models are left as they are")
     elif state != "running":  # the launcher of a running run writes both, and may have ended the run meanwhile
-        summary.write_run(folder, document)
+        summary.write_run(folder, found)
         if settings:
             export_models(folder, job, settings["data"]["root"], personal=settings["output"]["personal_models"])
         else:

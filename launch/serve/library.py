@@ -6,7 +6,6 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,14 +146,14 @@ class Library:
             elif known.files != files or known.overview.state == RUNNING:
                 # Processes that are killed change no file. A run that stopped is not asked again: that takes its lock for a moment.
                 known.files, known.overview = files, known.tail.read()
-            return Shown(known.overview, _digest(files, known.overview.state))
+            return Shown(known.overview, version_of(files, known.overview.state))
 
     def _sweep(self, folder: Path) -> Shown:
         self._refuse_links(folder)
         cells = len(read_document(folder)["cells"])
         runs = [self._run(run) for run in self.runs_of(folder)]
         overview = of_sweep(folder.name, cells, [run.overview for run in runs])
-        return Shown(overview, _digest(cells, [(run.version, run.overview.state) for run in runs]))
+        return Shown(overview, version_of(cells, [(run.version, run.overview.state) for run in runs]))
 
 
 def _listed(root: Path) -> tuple[Listing, float]:
@@ -165,10 +164,6 @@ def _listed(root: Path) -> tuple[Listing, float]:
     return listing, end + LISTED_S + REST * (end - start)
 
 
-def version_of(parts: Sequence[object]) -> str:
+def version_of(*parts: object) -> str:
     """Return a digest of anything with a repr that tells its content."""
-    return _digest(*parts)
-
-
-def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()[:24]

@@ -86,7 +86,7 @@ class Site:
 
     def _list(self, wants_state: bool) -> Answer:
         lines, notes, root = self.library.lines(), self.library.listing().notes, str(self.library.root)
-        version = version_of([lines, notes])
+        version = version_of(lines, notes)
         counts = _counts(lines)
         if wants_state:
             return _state(version, counts, any(line.state == RUNNING for line in lines))
@@ -144,7 +144,7 @@ class Site:
             served = Served(nonce, links=(HOME, *links))
             return comparison_page("Comparison", lead, comparison.results, comparison.apart, served=served)
 
-        return self._page(("compare", *ids, forced), version_of(versions), draw)
+        return self._page(("compare", *ids, forced), version_of(*versions), draw)
 
     def _page(self, key: object, version: str, draw: Render) -> Answer:
         page = self._pages.page(key, version, draw)
@@ -185,7 +185,7 @@ def _sweep(found: Found, shown: Shown, served: Served) -> str:
 
 def _state(version: str, own: Sequence[Pair], running: bool) -> Answer:
     body = json.dumps({"version": version, "facts": list(own), "again_s": OFTEN_S if running else SELDOM_S})
-    return Answer(200, body.encode(), "application/json", version_of([body]))
+    return Answer(200, body.encode(), "application/json", version_of(body))
 
 
 def _counts(lines: Sequence[ListedRun]) -> tuple[Pair, ...]:

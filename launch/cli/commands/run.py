@@ -12,6 +12,7 @@ from dpcfl_net.launch.cli.commands.parameters import (
     NO_CONFIG,
     AsJson,
     Config,
+    DataRoot,
     LogLevel,
     OptionalConfig,
     Out,
@@ -178,7 +179,7 @@ def job(
 
 def clients(
     folder: RunFolder,
-    data_root: Annotated[Path | None, typer.Option(help="folder of the data sets (default: that of the run)")] = None,
+    data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Show whose data each client of a run has.
@@ -250,7 +251,7 @@ def verify(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    folder: RunFolder,
     out: Annotated[Path | None, typer.Option(help="folder to write (default: RUN/export)")] = None,
     as_json: AsJson = False,
 ) -> None:
