@@ -15,7 +15,7 @@ from pathlib import Path
 from dpcfl_net.launch.placement.remote_processes import RemoteProcess
 process = RemoteProcess(Path(sys.argv[1]))
 process.ended(70, "Cl\\u00e9 \\ufffd")
-assert process.poll() == 70
+assert process.wait(0) == 70
 """
 
 
