@@ -108,10 +108,9 @@ class Chaos:
         """End all lasting faults, and record those that never happened as warnings."""
         for fault in list(self._active):
             self._end(fault)
-        warnings = Lines(self._files.warnings)
         for fault in [*self._missed, *self._left]:
-            warnings.write({"view": "launcher", "time": time.time(), "text": f"fault {fault.name} did not happen in this run"})
-        warnings.close()
+            text = f"fault {fault.name} did not happen in this run"
+            runlog.append(self._files.warnings, {"view": "launcher", "time": time.time(), "text": text})
         self._spans.close()
 
     def _begin(self, fault: _Planned) -> bool:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import StopRun
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.runlog import Lines
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.report.trackers.base import Tracker
 from dpcfl_net.results.rounds import RoundMetrics, RoundTail
@@ -115,11 +115,7 @@ class RoundFeed:
             self._warn(f"tracker {type(tracker).__name__} failed and gets no more rounds: {said}; replay the run to it later")
 
     def _record(self, text: str) -> None:
-        warnings = Lines(RunFolder(self._folder).warnings)
-        try:
-            warnings.write({"view": "launcher", "time": time.time(), "text": text})
-        finally:
-            warnings.close()
+        runlog.append(RunFolder(self._folder).warnings, {"view": "launcher", "time": time.time(), "text": text})
 
 
 def _interval(config: Config) -> int:

@@ -12,7 +12,7 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.results.run_files import read_mapping
+from dpcfl_net.results.run_files import finished_rounds, read_mapping
 
 
 def own_code(config: Config) -> list[tuple[str, str]]:
@@ -46,13 +46,10 @@ def record_code(folder: Path, config: Config) -> None:
     before = read_mapping(files.own_code, [])
     changed = [f"{field} is {name!r}" for field, name in own_code(config) if before.get(field, now[field]) != now[field]]
     if changed:
-        last = max(
-            (line["round"] for line in runlog.each(files.metrics) if line["view"] == "server" and "answered" in line), default=0
-        )
+        last = finished_rounds(folder)
         when = f"after round {last} of this run" if last else "since this run was started"
-        with runlog.all_open(files.warnings) as (warnings,):
-            for what in changed:
-                text = f"{what}: its code has changed {when}; the remaining rounds run the changed code"
-                warnings.write({"view": "launcher", "time": time.time(), "text": text})
+        for what in changed:
+            text = f"{what}: its code has changed {when}; the remaining rounds run the changed code"
+            runlog.append(files.warnings, {"view": "launcher", "time": time.time(), "text": text})
     if now != before:
         write_atomically(files.own_code, canonical_json(now))

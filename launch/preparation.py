@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core import runlog
 from dpcfl_net.core.clock import since_epoch
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.runlog import Lines
 from dpcfl_net.results.number_format import number
 
 LAUNCHER = "launcher"  # name of this process in spans.jsonl
@@ -86,11 +86,7 @@ class StepRecorder:
             return
         (step, began), self._running = self._running, None
         start, end = since_epoch(began, time.monotonic())
-        lines = Lines(self._path)
-        try:
-            lines.write({"who": LAUNCHER, "what": step, "round": 0, "start": start, "end": end})
-        finally:
-            lines.close()
+        runlog.append(self._path, {"who": LAUNCHER, "what": step, "round": 0, "start": start, "end": end})
 
 
 def read_step(span: dict[str, Any]) -> tuple[str, float] | None:

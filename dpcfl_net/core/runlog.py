@@ -72,6 +72,12 @@ def all_open(*paths: Path) -> Iterator[list[Lines]]:
         yield [stack.enter_context(closing(Lines(path))) for path in paths]
 
 
+def append(path: Path, *lines: dict[str, Any]) -> None:
+    """Append objects to a file that this process does not keep open, as `Lines.write`."""
+    with closing(Lines(path)) as file:
+        file.write(*lines)
+
+
 def _text(line: dict[str, Any]) -> str:
     try:
         return _ENCODER.encode(line)

@@ -175,8 +175,7 @@ class Observer:
 
     def _warn(self, text: str) -> None:
         _log.warning("%s", text)
-        with runlog.all_open(self._warnings) as (warnings,):
-            warnings.write({"view": "observer", "time": time.time(), "text": text})
+        runlog.append(self._warnings, {"view": "observer", "time": time.time(), "text": text})
 
     def close(self) -> None:
         """Close the files."""

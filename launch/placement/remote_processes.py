@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -10,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.files import reason
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.runlog import Lines
 from dpcfl_net.launch.placement.base import ClientRange, failure
 from dpcfl_net.launch.placement.messages import GroupCommand, Message, SendSignal, SignalAggregator
 
@@ -133,6 +132,4 @@ class RemoteAggregator(RemoteProcess):
             name: "messages" or "warnings", the file of the run folder.
             lines: The records.
         """
-        with contextlib.closing(Lines(self._files.warnings if name == "warnings" else self._files.messages)) as file:
-            for line in lines:
-                file.write(line)
+        runlog.append(self._files.warnings if name == "warnings" else self._files.messages, *lines)
