@@ -8,7 +8,7 @@ from typing import Any
 
 from dpcfl_net.report.figures import MANY, Figure, axis, colour, colour_indices, quantile_lines, spec, true_name
 from dpcfl_net.results.number_format import percent
-from dpcfl_net.results.run_files import numbers
+from dpcfl_net.results.run_files import item, numbers
 from dpcfl_net.results.run_view import RunView, letter
 
 CLIENTS, WORST, ROUNDS = 40, 20, 60  # shown at most; WORST with many clients
@@ -72,10 +72,7 @@ def accuracy_of_clients_by_round(view: RunView) -> Figure:
     tables = [numbers(view.observed[at], "accuracy_by_client") for at in rounds]
     cells = [[_percent(row, client) for row in tables] for client in shown]
     words = [
-        [
-            f"client {client}, round {at}: {percent(row[client] if client < len(row) else None)}"
-            for at, row in zip(rounds, tables, strict=True)
-        ]
+        [f"client {client}, round {at}: {percent(item(row, client))}" for at, row in zip(rounds, tables, strict=True)]
         for client in shown
     ]
     values = [value for row in cells for value in row if value is not None]
@@ -132,5 +129,5 @@ def _name(view: RunView, client: int) -> str:
 
 
 def _percent(row: list[float | None], client: int) -> float | None:
-    value = row[client] if client < len(row) else None
+    value = item(row, client)
     return None if value is None else 100 * value

@@ -24,7 +24,7 @@ from dpcfl_net.report.figures import (
     true_name,
 )
 from dpcfl_net.results.number_format import counted, number, plain, tiny
-from dpcfl_net.results.run_files import listed, mapping, whole
+from dpcfl_net.results.run_files import item, listed, mapping, whole
 from dpcfl_net.results.run_view import FirstRound, RunView, letter
 
 ROWS, ROUNDS, POINTS = 100, 60, 1000  # with many clients
@@ -146,7 +146,7 @@ def assignments(view: RunView) -> Figure:
         return Figure("assignments", title, why=ONE_CLUSTER if found else NO_CLUSTERS)
     true, groups = view.true_clusters, group_colours(view)
     order, rounds, part = _drawn_clients(view, rounds)
-    cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
+    cells = [[whole(item(listed(view.grouping[at], "assignment"), client)) for at in rounds] for client in order]
     names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
     words = [
         [
@@ -227,10 +227,6 @@ def labels(view: RunView) -> Figure:
 
 def _sampled(drawn: int, clients: int) -> str:
     return f" ({drawn:,} of {clients:,} clients, evenly)" if drawn < clients else ""
-
-
-def _at(assignment: Sequence[Any], client: int) -> int | None:
-    return whole(assignment[client]) if client < len(assignment) else None
 
 
 def _point(first: FirstRound, client: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpcfl_net.report.figures import MANY, Figure, axis, quantile_lines, spec
 from dpcfl_net.results.number_format import number, plain
-from dpcfl_net.results.run_files import listed, mapping, numbers
+from dpcfl_net.results.run_files import item, listed, mapping, numbers
 from dpcfl_net.results.run_view import RunView
 
 GAP = 0.08  # between two panels, as a fraction of the height
@@ -68,7 +68,7 @@ def _heat_map(name: str, table: dict[int, list[float | None]], clients: int) -> 
         lines = quantile_lines(table, "{:.4g}")
         return Figure(_key(name), f"Diagnostics: {name}", caption, spec(lines, 320, xaxis=axis("round"), yaxis=axis(name)))
     row = "client" if count == clients else "cluster"
-    cells = [[values[k] if k < len(values) else None for values in table.values()] for k in range(count)]
+    cells = [[item(values, k) for values in table.values()] for k in range(count)]
     words = [
         [
             f"{row} {k}, round {at}: {'none' if cell is None else plain(cell, 4)}"

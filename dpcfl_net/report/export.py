@@ -19,7 +19,7 @@ from dpcfl_net.report.svg.draw import draw
 from dpcfl_net.report.theme import in_light
 from dpcfl_net.results.models import BASE, FOLDER
 from dpcfl_net.results.privacy_statement import statement, statement_text
-from dpcfl_net.results.rounds import RoundMetrics, Tables
+from dpcfl_net.results.rounds import RoundMetrics, rounds_of
 from dpcfl_net.results.run_files import item, mapping, report_command
 from dpcfl_net.results.run_view import RunView, read_run
 
@@ -59,8 +59,7 @@ def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
         raise ConfigError(f"{folder} has no privacy statement yet; write it with: {report_command(Path(folder))}")
     with writing(target):
         (target / "figures").mkdir(parents=True, exist_ok=True)
-    tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)
-    rounds = [tables.at(t, view.rounds or 0) for t in sorted(view.served)]
+    rounds = rounds_of(view)
     texts = {
         "privacy.json": json.dumps(privacy, indent=2, allow_nan=False) + "\n",
         "privacy.txt": f"{result_line(view)}\n{statement_text(statement(privacy))}",

@@ -196,7 +196,7 @@ def traffic(view: RunView) -> Figure:
     if not most:
         none = NO_MESSAGES if view.one_process else "the server has counted no bytes yet"
         return Figure("bytes", title, why=none)
-    unit, scale = next((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale)
+    unit, scale = byte_unit(most)
     data = [
         (_bars if len(rows) <= BARS else _curve)(
             name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit
@@ -205,6 +205,11 @@ def traffic(view: RunView) -> Figure:
     ]
     layout = {"xaxis": axis("round"), "yaxis": axis(unit, rangemode="tozero"), "barmode": "group", "bargap": 0.25}
     return Figure("bytes", title, "Headers and tensors together, as the server counted them.", spec(data, 280, **layout))
+
+
+def byte_unit(most: float) -> tuple[str, float]:
+    """Return a readable unit for a number of bytes, and its size."""
+    return next(((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if most >= scale), ("bytes", 1))
 
 
 def round_line(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.files import writing
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report import cluster_figures, figures
 from dpcfl_net.report.alone import accuracy_alone
@@ -14,7 +12,7 @@ from dpcfl_net.report.client_figures import accuracy_by_client, accuracy_of_clie
 from dpcfl_net.report.diagnostics import diagnostics
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.lead import found_clusters, privacy_facts, result_line
-from dpcfl_net.report.pages import html, numeric_columns
+from dpcfl_net.report.pages import html, keep, numeric_columns
 from dpcfl_net.report.served import Served
 from dpcfl_net.report.server_view import cluster_sizes, two_views
 from dpcfl_net.report.settings import repeat_command, resume, settings, versions
@@ -48,11 +46,8 @@ def write_report(folder: Path | str, alone: Path | str | None = None) -> Path:
         ConfigError: As `read_run` and `accuracy_alone`, or if the page cannot be written.
         OSError: If the disk is full.
     """
-    page, view = RunFolder(folder).report, read_run(folder)
-    text = render(view, accuracy_alone(view, alone) if alone is not None else None)
-    with writing(page):
-        write_atomically(page, text)
-    return page
+    view = read_run(folder)
+    return keep(RunFolder(folder).report, render(view, accuracy_alone(view, alone) if alone is not None else None))
 
 
 def run_figures(view: RunView, alone: Mapping[int, float] | None = None) -> dict[str, list[Figure]]:

@@ -48,9 +48,13 @@ def write_page(
         ConfigError: If the page cannot be written.
         OSError: If the disk is full.
     """
-    text = study(title=title, lead=lead, figures=figures, tables=tables, alerts=alerts)
+    return keep(path, study(title=title, lead=lead, figures=figures, tables=tables, alerts=alerts))
+
+
+def keep(path: Path, page: str) -> Path:
+    """Write the HTML of a page; return its path, errors as `write_page`."""
     with writing(path):
-        write_atomically(path, text)
+        write_atomically(path, page)
     return path
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.results.compare import HIDDEN, SECRETS, word
+from dpcfl_net.results.compare import HIDDEN, SECRETS, flat, word
 from dpcfl_net.results.run_files import mapping, resume_command
 from dpcfl_net.results.run_view import RunView
 
@@ -46,12 +46,5 @@ def repeat_command(view: RunView) -> Pair:
 
 
 def _section(name: str, section: Mapping[str, Any]) -> list[Pair]:
-    return [(key, HIDDEN if f"{name}.{key}" in SECRETS else value) for key, value in _flat(section)]
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[Pair]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", word(value)
+    found = ((key, value) for key, value in flat(section) if value is not None)
+    return [(key, HIDDEN if f"{name}.{key}" in SECRETS else word(value)) for key, value in found]

@@ -8,12 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.files import writing
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec, spread, symbol
 from dpcfl_net.report.overlay import by_round, over_time
-from dpcfl_net.report.pages import study
+from dpcfl_net.report.pages import keep, study
 from dpcfl_net.report.served import Served
 from dpcfl_net.results import compare, compare_table, leads
 from dpcfl_net.results.compare import HIDDEN, SECRETS, Row
@@ -42,10 +40,7 @@ def write_sweep(folder: Path) -> Path:
         ConfigError: If the folder is not a sweep folder, no run has finished, or the page cannot be written.
         OSError: If the disk is full.
     """
-    page, text = SweepFolder(folder).report, sweep_page(folder)
-    with writing(page):
-        write_atomically(page, text)
-    return page
+    return keep(SweepFolder(folder).report, sweep_page(folder))
 
 
 def sweep_page(folder: Path, served: Served | None = None) -> str:
@@ -67,29 +62,6 @@ def sweep_page(folder: Path, served: Served | None = None) -> str:
     if len(results) < len(document["cells"]):
         lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not on this page.")
     return comparison_page(folder.name, lead, results, swept_terms(document), served=served)
-
-
-def write_comparison(
-    path: Path,
-    title: str,
-    lead: list[str],
-    results: Sequence[Result],
-    apart: Collection[str] = (),
-    target: float | None = None,
-) -> Path:
-    """Write the comparison page of some runs; arguments as in `comparison_page`.
-
-    Returns:
-        The page.
-
-    Raises:
-        ConfigError: If the page cannot be written.
-        OSError: If the disk is full.
-    """
-    text = comparison_page(title, lead, results, apart, target)
-    with writing(path):
-        write_atomically(path, text)
-    return path
 
 
 def comparison_page(

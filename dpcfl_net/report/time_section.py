@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpcfl_net.report.figures import BARS, CENTRAL_LINE, LEGEND, MEAN_AND_WORST, Figure, axis, spec
+from dpcfl_net.report.figures import BARS, CENTRAL_LINE, LEGEND, MEAN_AND_WORST, Figure, axis, byte_unit, spec
 from dpcfl_net.results.number_format import number, percent
 from dpcfl_net.results.round_times import (
     TARGET_SHARE,
@@ -127,9 +127,7 @@ def _held_up(view: RunView) -> Table:
 def _bytes(view: RunView) -> Table:
     found = bytes_by_kind(view.messages, view.served.values())
     most = max((part for _, up, down in found.values() for part in (up, down)), default=0)
-    unit, scale = next(
-        (unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale or scale == 1
-    )
+    unit, scale = byte_unit(most)
     rows = [
         [KINDS[kind], f"{count}" if count else "–", *(f"{part / scale:.3g}" if part else "–" for part in (up, down))]
         for kind, (count, up, down) in found.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,16 +156,18 @@ def short_key(key: str) -> str:
     return f"{before} {last}" if last.isdecimal() else last
 
 
-def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings by dotted key, without those that do not change the experiment."""
-    found: dict[str, Any] = {}
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings with their dotted keys."""
     for name, value in settings.items():
-        key = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            found |= dotted(value, f"{key}.")
-        elif not key.startswith(ASIDE):
-            found[key] = value
-    return found
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted key, without those that do not change the experiment."""
+    return {key: value for key, value in flat(settings) if not key.startswith(ASIDE)}
 
 
 def _differs(key: str, table: Sequence[Row]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.frozen import digest, once
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.core.types import Adjacency
@@ -25,10 +26,25 @@ from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.journal import JOURNAL
 from dpcfl_net.privacy.slots import for_clients, names_for
 from dpcfl_net.results.asked_clients import last_tasks
+from dpcfl_net.results.run_files import finished_rounds
 from dpcfl_net.transport.keys import client_key
 
 Charges = tuple[Event, ...]  # of a client in a round
 MOST_VALUES = 1000  # epsilons of a run, one for each plan and round, some 10 ms each; of more, only those of every k-th round
+
+
+def charges(ledger: Path, protocol: Protocol) -> list[Entry]:
+    """Read the lines of a ledger that charge a job.
+
+    Args:
+        ledger: Folder of the ledger.
+        protocol: Protocol of the job.
+
+    Raises:
+        LedgerError: If the ledger is broken.
+    """
+    own = digest(protocol)
+    return [line for line in read_ledger(ledger) if line.job == own and line.events]
 
 
 def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[int, list[Event]]]:
@@ -202,7 +218,7 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
     """
     metrics = RunFolder(folder).metrics
     written = max((line["round"] for line in runlog.each(metrics) if "epsilon_spent_by_client" in line), default=0)
-    done = _finished_rounds(folder)
+    done = finished_rounds(folder)
     curves = epsilon_curves(folder, job)
     if job.algorithm.capabilities.asynchronous:
         rounds = range(done, done + (done > written))
@@ -236,9 +252,5 @@ def clients_that_lack_charges(folder: Path, job: Job, curves: list[list[float]])
     asked = last_tasks(folder)
     if asked:
         return {entry.id for entry, charged in elsewhere if asked.get(entry.id, 0) > charged}
-    done = _finished_rounds(folder)
+    done = finished_rounds(folder)
     return {entry.id for entry, charged in elsewhere if not charged and entry.rounds_there(1, done)}
-
-
-def _finished_rounds(folder: Path) -> int:
-    return max((line["round"] for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)

@@ -12,7 +12,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.cost_estimate import is_evaluated
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, whole
-from dpcfl_net.results.run_view import largest, sort_clusters, sort_metrics
+from dpcfl_net.results.run_view import RunView, largest, sort_clusters, sort_metrics
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,12 @@ class Tables:
             bytes_down=whole(served.get("bytes_down")) or 0,
             time=number(served.get("time")),
         )
+
+
+def rounds_of(view: RunView) -> list[RoundMetrics]:
+    """Return the metrics of every round of a run so far, in order."""
+    tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)
+    return [tables.at(t, view.rounds or 0) for t in sorted(view.served)]
 
 
 def _clients(line: JsonLine, name: str) -> tuple[int, ...]:

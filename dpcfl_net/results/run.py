@@ -30,7 +30,7 @@ from dpcfl_net.results.epsilon_spent import charges_to, events_under, paying_led
 from dpcfl_net.results.models import Models, personal_tensors
 from dpcfl_net.results.number_format import percent
 from dpcfl_net.results.privacy_statement import Statement, statement
-from dpcfl_net.results.rounds import FIGURES, RoundMetrics, Tables
+from dpcfl_net.results.rounds import FIGURES, RoundMetrics, rounds_of
 from dpcfl_net.results.run_files import report_command
 from dpcfl_net.results.run_view import RunView, read_run
 from dpcfl_net.results.verify import Check, verify_run
@@ -198,9 +198,7 @@ class RunData:
     @property
     def rounds(self) -> list[RoundMetrics]:
         """Metrics of every round so far, in order."""
-        view = self.view
-        tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)
-        return [tables.at(t, view.rounds or 0) for t in sorted(view.served)]
+        return rounds_of(self.view)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -331,13 +329,10 @@ class RunData:
     def _facts(self) -> list[tuple[str, str]]:
         """(label, value) pairs of a short summary; the first one is the name."""
         document, config = self.document, self.config
-        facts = [("", config.name), ("algorithm", str(config.algorithm["name"])), ("", self._progress(document, config.rounds))]
+        progress = f"{document.get('state', 'not started')} after {document.get('rounds_done', 0)} of {config.rounds} rounds"
+        facts = [("", config.name), ("algorithm", str(config.algorithm["name"])), ("", progress)]
         if (accuracy := document.get("final", {}).get("accuracy_mean")) is not None:
             facts.append(("accuracy", percent(accuracy)))
         if "privacy" in document:
             facts.append(("privacy", statement(document["privacy"]).headline))
         return facts
-
-    @staticmethod
-    def _progress(document: dict[str, Any], rounds: int) -> str:
-        return f"{document.get('state', 'not started')} after {document.get('rounds_done', 0)} of {rounds} rounds"

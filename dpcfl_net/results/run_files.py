@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core import yaml_file
+from dpcfl_net.core import runlog, yaml_file
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import lines_of, opened, parse_json, read_text
 from dpcfl_net.core.locks import is_running
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.runlog import parse
 from dpcfl_net.results.number_format import number
 
 JsonLine = dict[str, Any]
@@ -52,7 +51,7 @@ class JsonlTail:
         if self.partial:
             return None
         self.offset += len(raw)
-        line = parse(raw, self.path.name)
+        line = runlog.parse(raw, self.path.name)
         if line is None:
             self.damaged += 1
             return None
@@ -115,8 +114,12 @@ def completed_rounds(folder: Path, run: Mapping[str, Any]) -> int:
     ended = whole(run.get("rounds_done")) or 0
     if run.get("state") != "running":
         return ended
-    lines = JsonlTail(RunFolder(folder).metrics).new()
-    return max((whole(line.get("round")) or 0 for line in lines if "bytes_up" in line), default=ended)
+    return finished_rounds(folder) or ended
+
+
+def finished_rounds(folder: Path) -> int:
+    """Return the last round of which metrics.jsonl has the server's figures; 0 without one."""
+    return max((line["round"] for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
 
 
 def listed(line: JsonLine, key: str) -> list[Any]:

@@ -105,14 +105,20 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
 def _configuration(path: Path, job: Job) -> Check:
     """Check that config.yaml, from which reports and comparisons take settings, is what was run."""
     what = "config.yaml is the configuration of the signed job"
-    if job.protocol.format != FORMAT or not path.exists():
-        other = f"the job has format {job.protocol.format}" if path.exists() else f"there is no {path.name}"
-        return Check(what, None, f"not checked: {other}")
+    if unknown := _not_comparable(path, job):
+        return Check(what, None, f"not checked: {unknown}")
     try:
         changed = changed_settings(read_kept(path), job)
     except ConfigError as error:
         changed = error.problems
     return Check(what, not changed, changed[0] if changed else "every setting that the job holds is equal")
+
+
+def _not_comparable(path: Path, job: Job) -> str:
+    """Say why a file cannot be compared with the job; empty if it can."""
+    if not path.exists():
+        return f"there is no {path.name}"
+    return "" if job.protocol.format == FORMAT else f"the job has format {job.protocol.format}"
 
 
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
@@ -274,9 +280,8 @@ def _statement(folder: Path, job: Job, spent: float) -> Check:
     """
     what = "run.json states the promise of the signed job"
     path = RunFolder(folder).run
-    if job.protocol.format != FORMAT or not path.exists():
-        other = f"the job has format {job.protocol.format}" if path.exists() else f"there is no {path.name}"
-        return Check(what, None, f"not checked: {other}")
+    if unknown := _not_comparable(path, job):
+        return Check(what, None, f"not checked: {unknown}")
     try:
         document = summary.read_document(folder)
     except ConfigError as error:

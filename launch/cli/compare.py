@@ -11,7 +11,8 @@ from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.launch.cli.json_output import print_json
 from dpcfl_net.launch.cli.screen import print_table
 from dpcfl_net.launch.cli.steps import printable
-from dpcfl_net.report.sweep import write_comparison, write_sweep
+from dpcfl_net.report.pages import keep
+from dpcfl_net.report.sweep import comparison_page, write_sweep
 from dpcfl_net.results import compare
 from dpcfl_net.results.comparison import Comparison
 from dpcfl_net.results.number_format import counted
@@ -39,12 +40,12 @@ def show(folder: Path) -> None:
 def compare_runs(
     folders: Sequence[Path],
     *,
-    force: bool = False,
-    csv: Path | None = None,
-    page: Path | None = None,
-    fairness: bool = False,
-    target: float | None = None,
-    form: Literal["table", "latex", "csv", "json"] = "table",
+    force: bool,
+    csv: Path | None,
+    page: Path | None,
+    fairness: bool,
+    target: float | None,
+    form: Literal["table", "latex", "csv", "json"],
 ) -> None:
     """Print the table of runs and sweeps.
 
@@ -73,8 +74,8 @@ def compare_runs(
         print(f"wrote {counted(len(comparison), 'run')} to {csv}", file=said)
     if page is not None:
         lead = [f"{len(comparison)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
-        plots = write_comparison(page, "Comparison", lead, comparison.results, comparison.apart, target)
-        print(f"plots: {plots}", file=said)
+        text = comparison_page("Comparison", lead, comparison.results, comparison.apart, target)
+        print(f"plots: {keep(page, text)}", file=said)
 
 
 def document(comparison: Comparison) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from dpcfl_net.launch.running import RunOptions
 from dpcfl_net.launch.saved_run import SavedRun, read_saved_run
 from dpcfl_net.results import summary
 from dpcfl_net.results.epsilon_spent import write_epsilon_lines
+from dpcfl_net.results.run_files import finished_rounds
 from dpcfl_net.transport.identities import identity_path, make_all_identities
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER, PACK, aggregator_key, client_key, make_keys, public_path
 
@@ -261,8 +262,7 @@ def report(folder: Path, alone: Path | None = None) -> None:
         warn(damage)
     with computing("computing epsilon by round"):
         write_epsilon_lines(folder, job)
-    done = max((line.get("round", 0) for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
-    state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
+    state = before.get("state", "finished" if finished_rounds(folder) == job.protocol.rounds else "interrupted")
     settings = summary.run_settings(folder) if RunFolder(folder).config.exists() else {}
     found = summary.run_document(
         folder,

@@ -180,7 +180,7 @@ class Drawing:
             if axis.name[0] == "y":
                 low, high = axis.layout.get("domain", (0, 1))
                 ends = [bottom - share * (bottom - top) for share in (low, high)]
-                upside = axis.low > axis.high or axis.layout.get("autorange") == "reversed"
+                upside = axis.reversed
                 if axis.low > axis.high:  # an image: its first row on top
                     axis.low, axis.high = axis.high, axis.low
                 axis.start, axis.end = ends[::-1] if upside else ends

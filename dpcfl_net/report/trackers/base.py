@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Self
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
 from dpcfl_net.core.files import shown
-from dpcfl_net.results.compare import SECRETS
+from dpcfl_net.results.compare import SECRETS, flat
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.privacy_statement import statement, statement_text
 from dpcfl_net.results.rounds import RoundMetrics
@@ -125,21 +125,13 @@ def result(run: RunData) -> dict[str, float]:
 
 def settings(run: RunData) -> dict[str, Any]:
     """Return the resolved configuration by dotted key, without secrets."""
-    flat = dict(_flat(run.config.model_dump(mode="json", exclude={"algorithms"})))
-    return {key: value for key, value in flat.items() if key not in SECRETS and value is not None}
+    found = dict(flat(run.config.model_dump(mode="json", exclude={"algorithms"})))
+    return {key: value for key, value in found.items() if key not in SECRETS and value is not None}
 
 
 def privacy_text(run: RunData) -> str:
     """Return the whole privacy statement as text."""
     return statement_text(statement(run.document.get("privacy")))
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def require(module: str, extra: str) -> ModuleType:
