@@ -14,15 +14,14 @@ from dpcfl_net.attacks.audit import scores
 from dpcfl_net.attacks.audit.bounds import TradeOff
 from dpcfl_net.attacks.audit.gather import LIKELIHOOD, TWO_ROUNDS, Scores
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import ALL_CLIENTS, Job
 from dpcfl_net.federation.base import Arrays
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER, published
 from dpcfl_net.privacy.client_level import block_norm
-from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.slots import CentralSlot, given
+from dpcfl_net.results.epsilon_spent import charges
 
 PUBLISHED = "the published sums"
 SUMS = "sums"  # part of a central slot
@@ -153,9 +152,7 @@ class ClientRecord:
         return [likelihood, Scores(self.view, TWO_ROUNDS, found.differences, self.bits)]
 
     def _charges(self) -> list[Entry]:
-        own = digest(self.protocol)
-        lines = read_ledger(self._ledger)
-        return [line for line in lines if line.job == own and line.events]
+        return charges(self._ledger, self.protocol)
 
     def _blocks(self, release: Arrays) -> np.ndarray | None:
         """Sums along the canaries, (k, m), of the only tensor of a release whose rows are models; None without one."""

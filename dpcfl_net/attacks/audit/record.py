@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,6 @@ from dpcfl_net import algorithms
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.attacks.audit.opened_sums import OpenedSum, opened_sums
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
@@ -25,12 +23,11 @@ from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, Slot
-from dpcfl_net.results.epsilon_spent import ledger_folder
+from dpcfl_net.results.epsilon_spent import charges, ledger_folder
 from dpcfl_net.transport import transcript
 
 
@@ -169,9 +166,8 @@ class Record:
         assert noise is not None, "a plan with DP-SGD has a noise multiplier"
         return noise
 
-    def _charges(self, client: int) -> Iterator[Entry]:
-        own = digest(self.protocol)
-        return (line for line in read_ledger(ledger_folder(self.folder, client)) if line.job == own and line.events)
+    def _charges(self, client: int) -> list[Entry]:
+        return charges(ledger_folder(self.folder, client), self.protocol)
 
     def steps(self, training: Training) -> np.ndarray | None:
         """Read the taped sums of one task; a secure sum is one step that the server sees, so that none is taped.

@@ -13,12 +13,10 @@ from dpcfl_net.attacks.audit.bounds import TradeOff
 from dpcfl_net.attacks.audit.clients import ClientRecord, PublishedSum
 from dpcfl_net.attacks.audit.gather import SERVER
 from dpcfl_net.attacks.audit.opened_sums import OpenedSum, opened_sums
-from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job
-from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import SecureSlot, given
-from dpcfl_net.results.epsilon_spent import ledger_folder
+from dpcfl_net.results.epsilon_spent import charges, ledger_folder
 
 
 class SecureClientRecord(ClientRecord):
@@ -73,9 +71,9 @@ class SecureClientRecord(ClientRecord):
     @cached_property
     def _charged(self) -> list[SecureSlot]:
         """Masked releases that the first canary was charged for."""
-        own, first = digest(self.protocol), self.audit.clients[0]
+        first = self.audit.clients[0]
         plan = {slot.name: slot for slot in self._algorithm.plan(self.protocol.client(first))}
-        lines = [line for line in read_ledger(ledger_folder(self.folder, first)) if line.job == own and line.events]
+        lines = charges(ledger_folder(self.folder, first), self.protocol)
         slots = [plan[name] for line in lines for name in line.slots]
         return [slot for slot in slots if isinstance(slot, SecureSlot)]
 

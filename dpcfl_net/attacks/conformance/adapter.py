@@ -7,7 +7,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class Adapter:
     options: frozenset[str]
     seeds: np.random.Generator | None = None
     calls: int = 0
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
 
     @property
     def seeded(self) -> bool:

@@ -162,6 +162,13 @@ def correlation(what: str, first: np.ndarray, second: np.ndarray) -> Finding:
     return Finding(what, value, -limit, limit)
 
 
+def successive(what: str, values: np.ndarray, axis: int) -> Finding:
+    """Test the correlation of the first and second, third and fourth, ... of independent normal scores along an axis."""
+    rows = np.moveaxis(values, axis, 0)
+    even = len(rows) // 2 * 2
+    return correlation(what, rows[0:even:2], rows[1:even:2])
+
+
 def samples_for(ratio: float, miss: float = MISS) -> int:
     """Smallest number of normal scores whose variance test finds a variance of `ratio` instead of 1.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
+
+from dpcfl_net.core.canonical import finite
 
 PASS: Final = "pass"
 FAIL: Final = "fail"
@@ -76,16 +77,7 @@ class Check:
         """The check as plain data."""
         own = {key: value for key, value in asdict(self).items() if key != "findings"}
         findings = [{**asdict(finding), "broken": finding.broken} for finding in self.findings]
-        return _finite({**own, "findings": findings})
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON cannot hold by null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return finite({**own, "findings": findings})
 
 
 def judged(name: str, findings: Sequence[Finding], passed: str, failed: Mapping[str, str], *, weak: str = "") -> Check:

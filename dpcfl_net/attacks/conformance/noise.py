@@ -50,8 +50,7 @@ def check(claim: Claim, quiet: np.ndarray, giant: np.ndarray, *, seeded: bool, m
     if not seeded and len(quiet) > 1:
         findings.append(chances.correlation(FRESH, quiet[0], quiet[1]))
     if quiet.shape[1] > 1:
-        even = quiet.shape[1] // 2 * 2
-        findings.append(chances.correlation(STEPS, quiet[:, 0:even:2], quiet[:, 1:even:2]))
+        findings.append(chances.successive(STEPS, quiet, 1))
     weak = (
         ""
         if chances.misses(quiet.size, SMALLER**2) <= miss

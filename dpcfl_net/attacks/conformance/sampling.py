@@ -186,11 +186,9 @@ def _parts(claim: Claim, seen: Seen, per_row: int) -> list[Finding]:
             other = _part(claim, claim.records - claim.records // 2, per_row)
             findings.append(chances.correlation(HALVES, scores, other.scores(_independent(claim, seen, second))))
         if len(scores) > 1:
-            even = len(scores) // 2 * 2
-            findings.append(chances.correlation(RUNS, scores[0:even:2], scores[1:even:2]))
+            findings.append(chances.successive(RUNS, scores, 0))
         if seen.every and scores.shape[1] > 1:
-            even = scores.shape[1] // 2 * 2
-            findings.append(chances.correlation(STEPS, scores[:, 0:even:2], scores[:, 1:even:2]))
+            findings.append(chances.successive(STEPS, scores, 1))
         findings.append(chances.spread(SINGLE, _part(claim, 1, seen.steps).scores(seen.singles)))
     if claim.sampling != "full" and seen.every and (windows := seen.steps // claim.epoch):
         shares = first[:, : windows * claim.epoch].reshape(len(first), windows, claim.epoch).sum(2)
