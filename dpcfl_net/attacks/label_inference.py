@@ -134,7 +134,7 @@ def stand_ins(protocol: Protocol, model: np.ndarray, classes: int, scaled: bool)
     from dpcfl_net.training.models import module_of
 
     template = protocol.model
-    module = module_of(template)
+    module = module_of(template, model)
     heads = [child for child in module.modules() if isinstance(child, nn.Linear) and child.out_features == classes]
     if not heads:
         raise ConfigError(f"model {template.name!r}: no torch.nn.Linear of {classes} outputs, labels cannot be read")
@@ -143,7 +143,6 @@ def stand_ins(protocol: Protocol, model: np.ndarray, classes: int, scaled: bool)
     half = torch.randn((STAND_INS // 2, *template.input_shape), generator=torch.Generator().manual_seed(0))
     x = torch.cat([half, -half])
     with torch.no_grad():
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(model, np.float32)), module.parameters())
         probabilities = module(x).softmax(1)
     clip_factor = 1.0
     if scaled:

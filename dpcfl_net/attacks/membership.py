@@ -19,10 +19,9 @@ from dpcfl_net.attacks.updates import Update, read_updates
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.signed_settings import ModelTemplate
-from dpcfl_net.data.partition import open_client, open_set, plan_slices
+from dpcfl_net.data.partition import open_client
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.data.settings import DataSettings
-from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import data_root, read_run_job
@@ -49,7 +48,7 @@ class Candidates:
     members: int
 
 
-def attack(folder: Path, measure: Measure = "cosine", records: int = RECORDS, root: str | None = None) -> AttackResult:
+def attack(folder: Path, measure: Measure = "cosine", records: int = RECORDS, root: Path | str | None = None) -> AttackResult:
     """Infer the membership of records of every client of a run.
 
     For each round and record, the server measures the record against the target's update: cosine similarity between the record's
@@ -105,11 +104,9 @@ def candidates_of(job: Job, clients: list[int], records: int, root: str | None) 
     Raises:
         DataMissing: If the data set is not available.
     """
-    settings = DataSettings.model_validate(job.experiment.data)
-    slices = plan_slices(settings, open_set(settings, root), job.experiment.partition_seed)
     found = {}
     for client in clients:
-        piece, rng = slices[job.experiment.slices[client]], np.random.default_rng([client, records])
+        (settings, piece), rng = client_slice(job, client, root), np.random.default_rng([client, records])
         inside = _drawn(open_client(settings, piece, root), records, rng)
         outside = _drawn(open_client(settings, piece, root, "test"), records, rng)
         found[client] = Candidates(torch.cat([inside[0], outside[0]]), torch.cat([inside[1], outside[1]]), len(inside[1]))
@@ -184,8 +181,7 @@ def _gradients(template: ModelTemplate, model: np.ndarray) -> Gradients:
     """Function of x (n, *input shape) and y (n,) to the gradients of cross-entropy at one model, (n, p) float64."""
     from dpcfl_net.training.models import module_of
 
-    module = module_of(template)
-    torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(model, np.float32)), module.parameters())
+    module = module_of(template, model)
     parameters = {name: value.detach() for name, value in module.named_parameters()}
 
     def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -198,10 +194,8 @@ def _gradients(template: ModelTemplate, model: np.ndarray) -> Gradients:
 def _losses(template: ModelTemplate, model: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
     from dpcfl_net.training.models import module_of
 
-    module = module_of(template)
     with torch.no_grad():
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(model, np.float32)), module.parameters())
-        losses = cross_entropy(module(x), y, reduction="none")
+        losses = cross_entropy(module_of(template, model)(x), y, reduction="none")
     return losses.double().numpy()
 
 

@@ -124,7 +124,9 @@ class ReconstructionResult:
         return 0 if self.recording.noisy or self.distance is None else int((self.distance > MATCHED).sum())
 
 
-def attack(folder: Path, against: Path | None = None, records: int | None = None, root: str | None = None) -> AttackResult:
+def attack(
+    folder: Path, against: Path | None = None, records: int | None = None, root: Path | str | None = None
+) -> AttackResult:
     """Infer the labels of every client and reconstruct images, for one run or two side by side.
 
     The search uses the transcript and the protocol alone. Images need clients with one record and one step.

@@ -79,7 +79,7 @@ def _votes(recording: Recording, history: History) -> np.ndarray:
     return votes_after(history.choices, recording.clusters)
 
 
-def attack(folder: Path, against: Path | None = None, root: str | None = None) -> AttackResult:
+def attack(folder: Path, against: Path | None = None, root: Path | str | None = None) -> AttackResult:
     """Attack a recorded run and, for comparison, a second one.
 
     Args:
@@ -97,14 +97,13 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
     recording = read_choices(folder)
     scores = true_scores(recording, data_root(folder, root))
     own = curves(recording, scores)
-    other, theirs = None, None
+    second: tuple[Recording, Curves] | None = None
+    sentences = _sentences(recording, own)
     if against is not None:
         other = read_choices(against)
-        theirs = curves(other, true_scores(other, data_root(against, root)))
-    sentences = _sentences(recording, own)
-    if other is not None and theirs is not None:
-        sentences.append(f"{other.name}, for comparison: {_measured(other, theirs)}.")
-    columns, rows = _table(own, other, theirs)
+        second = other, curves(other, true_scores(other, data_root(against, root)))
+        sentences.append(f"{other.name}, for comparison: {_measured(*second)}.")
+    columns, rows = _table(own, second)
     return AttackResult(
         name="selections",
         title="What cluster choices reveal to the server",
@@ -112,16 +111,17 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
         sentences=sentences,
         columns=columns,
         rows=rows,
-        figure=_figure(recording, own, other, theirs),
+        figure=_figure(recording, own, second),
         caption="Guess: the model that a client named most often. Correct: the model that is best on the client's own records.",
         facts={
-            "run": recording.name, "eta": max(recording.etas, default=None), "clusters": recording.clusters, **vars(own),
-            "clients_seen": _clients(recording, scores),
-            "against": None if other is None or theirs is None else {
-                "run": other.name, "eta": max(other.etas, default=None), **vars(theirs),
-            },
+            **_facts(recording, own), "clusters": recording.clusters, "clients_seen": _clients(recording, scores),
+            "against": None if second is None else _facts(*second),
         },
     )  # fmt: skip
+
+
+def _facts(recording: Recording, result: Curves) -> dict[str, Any]:
+    return {"run": recording.name, "eta": max(recording.etas, default=None), **vars(result)}
 
 
 def _measured(recording: Recording, result: Curves) -> str:
@@ -168,18 +168,18 @@ def _range(values: Sequence[float], form: str = ".4g") -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _table(own: Curves, other: Recording | None, theirs: Curves | None) -> tuple[list[str], list[list[str]]]:
+def _table(own: Curves, second: tuple[Recording, Curves] | None) -> tuple[list[str], list[list[str]]]:
     columns = ["choices", "measured", "expected from the scores", "at most (epsilon = eta N)", "one record (epsilon = eta)"]
     lines = [own.measured, own.predicted, own.at_most, own.one_record]
-    if other is not None and theirs is not None:
-        columns.append(f"measured, {other.name}")
-        lines.append(theirs.measured)
+    if second is not None:
+        columns.append(f"measured, {second[0].name}")
+        lines.append(second[1].measured)
     last = max(len(line) for line in lines)
     steps = sorted({*(t for t in SHOWN if t < last), last})
     return columns, [[str(t), *(f"{line[t - 1]:.3f}" if t <= len(line) else "-" for line in lines)] for t in steps]
 
 
-def _figure(recording: Recording, own: Curves, other: Recording | None, theirs: Curves | None) -> dict[str, Any]:
+def _figure(recording: Recording, own: Curves, second: tuple[Recording, Curves] | None) -> dict[str, Any]:
     traces = [_trace(f"measured, {recording.name}", own.measured, {"color": colour(0), "width": 2}, "lines+markers")]
     if recording.etas:
         traces += [
@@ -187,7 +187,8 @@ def _figure(recording: Recording, own: Curves, other: Recording | None, theirs: 
             _trace("theory, at most: all records of a client", own.at_most, {"color": colour(1), "dash": "dash"}),
             _trace("theory, at most: one record", own.one_record, {"color": colour(2), "dash": "dash"}),
         ]
-    if other is not None and theirs is not None:
+    if second is not None:
+        other, theirs = second
         traces.append(_trace(f"measured, {other.name}", theirs.measured, {"color": colour(3), "width": 2}, "lines+markers"))
     longest = max(len(trace["x"]) for trace in traces)
     traces.append(_trace("chance", [1 / recording.clusters] * longest, {"color": "@ink", "width": 1}))

@@ -46,7 +46,7 @@ class ClientSummary:
     epsilon_spent: float | None
 
 
-def client_summaries(folder: Path, root: str | None = None) -> list[ClientSummary]:
+def client_summaries(folder: Path, root: Path | str | None = None) -> list[ClientSummary]:
     """Summarise each client of a run, finished or not.
 
     Args:

@@ -62,8 +62,7 @@ def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | Non
     drop = best[:, 0] - np.asarray(last["accuracy_by_client"])
     rise = np.asarray([np.inf if loss is None else loss for loss in last["loss_by_client"]]) - best[:, 1]
     found = {"f_acc": float(np.ptp(drop)), "f_loss": float(np.ptp(rise)) if np.isfinite(rise).all() else None}
-    with runlog.all_open(metrics) as (book,):
-        book.write({"view": "observer", "round": last["round"], **found})
+    runlog.append(metrics, {"view": "observer", "round": last["round"], **found})
     add_not_covered(folder, FAIRNESS)
     return found
 
@@ -111,12 +110,11 @@ def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | No
     import torch
 
     from dpcfl_net.training.losses import each_loss
-    from dpcfl_net.training.models import initial_of, module_of
+    from dpcfl_net.training.models import flatten, initial_of, module_of
 
     m = job.protocol.model
     data, _ = open_many(settings, slices, root)
-    module, theta = module_of(m), torch.from_numpy(initial_of(m))
-    torch.nn.utils.vector_to_parameters(theta, module.parameters())
+    module = module_of(m, initial_of(m))
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM)
     order = np.random.Generator(np.random.PCG64([job.experiment.partition_seed, slices[0].cluster]))
     for _ in range(EPOCHS):
@@ -127,4 +125,4 @@ def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | No
             optimiser.zero_grad()
             each_loss(m.task, module(x), y).mean().backward()
             optimiser.step()
-    return torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy().astype(np.float32)
+    return flatten(module)

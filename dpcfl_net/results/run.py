@@ -293,7 +293,7 @@ class RunData:
             ConfigError: If the data set is not the one of the run.
             DataMissing: If the data set is not on this machine.
         """
-        return client_summaries(self.path, None if data_root is None else str(data_root))
+        return client_summaries(self.path, data_root)
 
     @property
     def transcript(self) -> Transcript:

@@ -81,7 +81,7 @@ def run_settings(folder: Path) -> dict[str, Any]:
     return dict(document)
 
 
-def data_root(folder: Path, given: str | None = None) -> str | None:
+def data_root(folder: Path, given: Path | str | None) -> str | None:
     """Return the folder of the data sets of a run.
 
     Args:
@@ -94,10 +94,9 @@ def data_root(folder: Path, given: str | None = None) -> str | None:
     Raises:
         ConfigError: If config.yaml is damaged.
     """
-    if given is not None or not RunFolder(folder).config.exists():
-        return given
-    root: str | None = run_settings(folder)["data"]["root"]
-    return root
+    if given is None and RunFolder(folder).config.exists():
+        given = run_settings(folder)["data"]["root"]
+    return None if given is None else str(given)
 
 
 def flushes(runtime: Mapping[str, Any], job: Job) -> bool:

@@ -96,9 +96,14 @@ def skeleton(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module
         return build(name, input_shape, classes)
 
 
-def module_of(template: ModelTemplate) -> nn.Module:
-    """Build the module of a signed template, with parameters as `skeleton` leaves them; errors as `build`."""
-    return skeleton(template.name, tuple(template.input_shape), template.classes)
+def module_of(template: ModelTemplate, parameters: np.ndarray | None = None) -> nn.Module:
+    """Build the module of a signed template, with a copy of parameters (p,) or as `skeleton` leaves it; errors as `build`."""
+    import torch
+
+    module = skeleton(template.name, tuple(template.input_shape), template.classes)
+    if parameters is not None:
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(np.array(parameters, np.float32)), module.parameters())
+    return module
 
 
 def layout(module: nn.Module) -> list[list[Any]]:

@@ -20,7 +20,7 @@ from dpcfl_net.results.attack_results import AttackResult
     ("attack", "reader", "name"),
     [
         (reconstruction.attack, reconstruction, "open_set"),
-        (membership.attack, membership, "open_set"),
+        (membership.attack, membership, "client_slice"),
         (selections.attack, recorded_choices, "client_slice"),
     ],
 )

@@ -39,7 +39,7 @@ def selections(
     with _running():
         from dpcfl_net.attacks import selections
 
-        result = selections.attack(folder, against, None if data_root is None else str(data_root))
+        result = selections.attack(folder, against, data_root)
     _show(folder, result, as_json)
 
 
@@ -62,7 +62,7 @@ def invert(
     with _running():
         from dpcfl_net.attacks import reconstruction
 
-        result = reconstruction.attack(folder, against, records, None if data_root is None else str(data_root))
+        result = reconstruction.attack(folder, against, records, data_root)
     _show(folder, result, as_json)
     if against is not None:
         _keep(against, result)
@@ -84,7 +84,7 @@ def membership(
     with _running():
         from dpcfl_net.attacks import membership as attacks
 
-        result = attacks.attack(folder, measure, records, None if data_root is None else str(data_root))
+        result = attacks.attack(folder, measure, records, data_root)
     _show(folder, result, as_json)
 
 

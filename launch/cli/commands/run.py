@@ -193,7 +193,7 @@ def clients(
     from dpcfl_net.launch.cli.screen import print_table
     from dpcfl_net.results.clients import client_summaries, client_table
 
-    found = client_summaries(folder, None if data_root is None else str(data_root))
+    found = client_summaries(folder, data_root)
     if as_json:
         print_json([asdict(one) for one in found])
     else:
