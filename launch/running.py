@@ -46,6 +46,19 @@ class ProgressDisplay(Protocol):
         """Stop drawing; may be called twice."""
 
 
+class Quiet(ProgressDisplay):
+    """Shows nothing."""
+
+    def prepare(self, step: str) -> None:
+        """See `ProgressDisplay`."""
+
+    def update(self, view: Any) -> None:
+        """See `ProgressDisplay`."""
+
+    def close(self) -> None:
+        """See `ProgressDisplay`."""
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Options of a run of a folder.

@@ -109,14 +109,9 @@ def run(config: Config) -> Cost:
         watcher = _Watcher(folder, config.rounds)
         watcher.start()
         try:
-            document, failure = running.run_in(folder, config, _NoDisplay())
+            lines = rounds_of(folder, config, running.Quiet())
         finally:
             watcher.end()
-        if failure is not None:
-            raise failure
-        if document["state"] != "finished":
-            raise KeyboardInterrupt
-        lines = [line for line in runlog.each(RunFolder(folder).metrics) if "started" in line]
     wall, up, down = (
         statistics.median(line[key] for line in lines if line["round"] > WARM) for key in ("seconds", "bytes_up", "bytes_down")
     )
@@ -125,6 +120,16 @@ def run(config: Config) -> Cost:
         Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.started(by_role), watcher.total, watcher.launcher,
         up, down,
     )  # fmt: skip
+
+
+def rounds_of(folder: Path, config: Config, display: running.ProgressDisplay) -> list[dict[str, Any]]:
+    """Run a configuration in a folder, and return the server's line of each round; errors as `run`."""
+    document, failure = running.run_in(folder, config, display)
+    if failure is not None:
+        raise failure
+    if document["state"] != "finished":
+        raise KeyboardInterrupt
+    return [line for line in runlog.each(RunFolder(folder).metrics) if "started" in line]
 
 
 def rounds_done(metrics: Path) -> int:
@@ -136,19 +141,6 @@ def rounds_done(metrics: Path) -> int:
         return metrics.read_bytes().count(b'"bytes_up":')
     except FileNotFoundError:
         return 0
-
-
-class _NoDisplay:
-    """See `running.ProgressDisplay`."""
-
-    def prepare(self, step: str) -> None:
-        """Show nothing."""
-
-    def update(self, view: Any) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 class _Watcher(threading.Thread):

@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from dpcfl_net.experiment.config_schema import Config
 
 
-class Quiet:
-    """Shows nothing: the parent process reads the files of the run."""
-
-    def prepare(self, step: str) -> None:
-        """See `running.ProgressDisplay`."""
-
-    def update(self, view: Any) -> None:
-        """See `running.ProgressDisplay`."""
-
-    def close(self) -> None:
-        """See `running.ProgressDisplay`."""
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run cells as standard input asks.
 
@@ -80,6 +67,7 @@ def _read(source: TextIO, cells: queue.SimpleQueue[dict[str, Any] | None], busy:
 
 def _run(folder: Path, cell: Mapping[str, Any]) -> CellOutcome:
     from dpcfl_net.launch.cells.run_cell import run_cell
+    from dpcfl_net.launch.running import Quiet
 
     try:
         config, store = given(cell) if "config" in cell else _in_sweep(folder, cell["cell"])

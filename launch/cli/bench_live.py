@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core import runlog
-from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.launch import running
 from dpcfl_net.launch.bench import family
+from dpcfl_net.launch.bench.runs import rounds_of
 
 DIGITS = 1437  # training records of digits
 QUIET_ROUNDS = 2  # at the end; memory is measured in them, which slows them down
@@ -44,12 +42,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int | 
     with tempfile.TemporaryDirectory(prefix="dpcfl-live-") as folder:
         watcher = _Watcher(rounds)
         settings = configured(clients, sampled, rounds, group)
-        document, failure = running.run_in(Path(folder), settings, watcher)
-        if failure is not None:
-            raise failure
-        if document["state"] != "finished":
-            raise KeyboardInterrupt
-        lines = [line for line in runlog.each(RunFolder(folder).metrics) if "started" in line]
+        lines = rounds_of(Path(folder), settings, watcher)
     found = watcher.figures(lines, sampled)
     print(f"{clients} clients, {sampled} sampled per round, {settings.runtime.clients_per_worker} per process; {rounds} rounds")
     print(

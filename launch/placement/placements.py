@@ -28,6 +28,7 @@ from dpcfl_net.transport.keys import (
 
 if TYPE_CHECKING:
     from dpcfl_net.launch.placement.local import LocalLauncher
+    from dpcfl_net.launch.placement.parents import JobSource
     from dpcfl_net.launch.placement.slot_folder import SlotFolder
 
 
@@ -88,7 +89,7 @@ class Placement(Protocol):
     def first_relay_port(self) -> int | None:
         """Return the relay's port for client 0, followed by those of the others; None: any free ports."""
 
-    def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
+    def preload(self, job: JobSource) -> None:
         """Load in advance the libraries and the job of all workers (see `parents.preload`)."""
 
     def aggregators(self, files: RunFolder, runtime: RuntimeSettings, groups: Sequence[range]) -> Aggregators:
@@ -162,7 +163,7 @@ class LocalPlacement:
         """See `Placement`."""
         return None
 
-    def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
+    def preload(self, job: JobSource) -> None:
         """See `Placement`."""
         from dpcfl_net.launch.placement import parents
 

@@ -15,6 +15,7 @@ from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
 from dpcfl_net.launch.aggregators import Aggregators, RemoteAggregators
 from dpcfl_net.launch.placement.base import Addresses, Launcher, Node
 from dpcfl_net.launch.placement.messages import FILES, CheckGpus, PrepareKeys, SetJob
+from dpcfl_net.launch.placement.parents import JobSource
 from dpcfl_net.launch.placement.placements import KeyOwners
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, close_all, node_of
 from dpcfl_net.launch.placement.shares import assign_processes, share_processes
@@ -198,7 +199,7 @@ class RemotePlacement:
         """See `Placement`."""
         return max(self._listening.ports) + 1 if all(self._listening.ports) else None
 
-    def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
+    def preload(self, job: JobSource) -> None:
         """See `Placement`: agents load it on their hosts."""
 
     def aggregators(self, files: RunFolder, runtime: RuntimeSettings, groups: Sequence[range]) -> Aggregators:

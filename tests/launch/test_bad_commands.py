@@ -22,7 +22,6 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import cli, running
-from dpcfl_net.launch.cells.process import Quiet
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.launch.new_run import prepare
 from dpcfl_net.report import page
@@ -587,14 +586,14 @@ def test_a_reader_of_the_help_that_left_is_not_told(unbuffered):
 
 @pytest.mark.parametrize("step", ["prepare", "update"])
 def test_a_run_whose_reader_has_left_is_interrupted(step, places, tmp_path, monkeypatch):
-    def leave(self: Quiet, shown: object) -> None:
+    def leave(self: running.Quiet, shown: object) -> None:
         raise SystemExit(1)  # as rich does after a broken pipe
 
-    monkeypatch.setattr(Quiet, step, leave)
+    monkeypatch.setattr(running.Quiet, step, leave)
     folder, settings = tmp_path / "run", configuration.load(places["config"], ["runtime.federation=in-process"])
     folder.mkdir()
     with pytest.raises(SystemExit):
-        running.run_in(folder, settings, Quiet(), running.RunOptions(in_calling_process=True))
+        running.run_in(folder, settings, running.Quiet(), running.RunOptions(in_calling_process=True))
     if step == "prepare":
         assert not folder.exists()  # it has no job that could be resumed
     else:

@@ -26,10 +26,9 @@ import os, signal, sys
 from pathlib import Path
 from dpcfl_net.experiment import config
 from dpcfl_net.launch import running
-from dpcfl_net.launch.cells.process import Quiet
 from dpcfl_net.launch.new_run import new_folder
 
-class Killed(Quiet):
+class Killed(running.Quiet):
     def prepare(self, step):
         if step.startswith("noise multiplier"):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -46,7 +46,6 @@ from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.launch import new_run, processes, running
-from dpcfl_net.launch.cells.process import Quiet
 from dpcfl_net.launch.placement import local
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.coordinator import drive
@@ -382,7 +381,7 @@ def real_run(folder: Path, steps: str, *, careless: bool = False) -> DpcflError 
         patch.setattr(local, "WORKER_MAIN", "hostile_mains:worker_or_worse")
         if careless:
             patch.setitem(processes.MAINS, "coordinator", "hostile_mains:careless_coordinator")
-        _, failure = running.run_in(folder, settings, Quiet())
+        _, failure = running.run_in(folder, settings, running.Quiet())
     assert_nothing_left(folder)
     return failure
 
