@@ -19,7 +19,7 @@ import zmq
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.hostile_messages import ANSWERS, MESSAGES, endless, honest
 from dpcfl_net.adversaries.scripts import run, seconds
-from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.transport.channel import DAMAGED
@@ -309,22 +309,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--wait", type=seconds, default=5.0, help="seconds to wait for an answer (default 5)")
     parser.add_argument("--task-wait", type=seconds, default=60.0, help="seconds to wait for a task (default 60)")
     given = parser.parse_args(arguments)
-    try:
-        protocol = read_protocol(RunFolder(given.job).protocol)
-        if given.client not in [entry.id for entry in protocol.roster]:
-            raise ConfigError(f"--client is {given.client}: must be a client of the roster, 0 to {len(protocol.roster) - 1}")
-        target = Target.of(protocol, given.client, given.connect, given.keys)
-        answer = ""
-        for reaction in play(target, given.steps.split(","), wait_s=given.wait, task_s=given.task_wait):
-            about = f"round {reaction.round}" if reaction.round else ""
-            print(
-                f"{reaction.step:<{width}}  {about:<9}  {reaction.answer:<7}  {reaction.code:<16}  {reaction.reason}".rstrip()
-            )
-            sys.stdout.flush()
-            answer = reaction.answer
-    except DpcflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    protocol = read_protocol(RunFolder(given.job).protocol)
+    if given.client not in [entry.id for entry in protocol.roster]:
+        raise ConfigError(f"--client is {given.client}: must be a client of the roster, 0 to {len(protocol.roster) - 1}")
+    target = Target.of(protocol, given.client, given.connect, given.keys)
+    answer = ""
+    for reaction in play(target, given.steps.split(","), wait_s=given.wait, task_s=given.task_wait):
+        about = f"round {reaction.round}" if reaction.round else ""
+        print(f"{reaction.step:<{width}}  {about:<9}  {reaction.answer:<7}  {reaction.code:<16}  {reaction.reason}".rstrip())
+        sys.stdout.flush()
+        answer = reaction.answer
     return 4 if answer == "UNREACHED" else 0
 
 
