@@ -276,7 +276,13 @@ def times_of_queued_tasks(job, folder, ledgers: str, kind: type[worker.Worker]) 
     for attempt in range(3):
         with (
             pytest.MonkeyPatch.context() as patch,
-            served(job, folder, f"{ledgers} {attempt}", patch, kind, lambda: time.sleep(2.6)) as (server, workers, _, tasks, trained),
+            served(job, folder, f"{ledgers} {attempt}", patch, kind, lambda: time.sleep(2.6)) as (
+                server,
+                workers,
+                _,
+                tasks,
+                trained,
+            ),
         ):
             for client, task in tasks.items():
                 server.send_task(client, job.protocol.rounds + 1, "masked_update", task)
