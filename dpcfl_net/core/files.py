@@ -130,16 +130,17 @@ def read_at_most(file: BinaryIO, most: int, where: str) -> bytes:
     return b"".join(parts)
 
 
-def lines_of(file: BinaryIO, most: int = MOST_BYTES) -> Iterator[bytes]:
+def lines_of(file: BinaryIO, most: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a file with their ends.
 
     Args:
         file: File of `opened`.
-        most: Limit of a line in bytes: a file may state any length without taking room on the disk.
+        most: Limit of a line in bytes, None: MOST_BYTES. A file may state any length without taking room on the disk.
 
     Raises:
         ConfigError: If a line is longer.
     """
+    most = MOST_BYTES if most is None else most
     while line := file.readline(most + 1):
         if len(line) > most:
             raise ConfigError(f"cannot read {file.name}: a line is longer than {most:,} bytes, the limit")
