@@ -89,7 +89,8 @@ class ConnectionGuard:
     Connections of strangers stay open until the handshake's time limit: many of them would take all descriptors of the process, which
     then cannot open its own files. So at most `most_silent` may be open that have sent no message; of more, one that has proved no
     key is cut, the oldest first. Of those with messages at most MOST_OF_KEY may be open under one key; a later one is cut. A
-    connection whose message the owner reads before the guard has heard of the connection counts as silent until its next message.
+    connection whose message the owner reads before the guard has heard of the connection counts as silent until its next message,
+    and that message's bytes stay unread.
 
     Args:
         watched: The bound socket.
