@@ -54,7 +54,7 @@ def run_observer(spec: ObserverSpec) -> None:
         Observer(spec, job).evaluate_last_round()
         return
     protocol = job.protocol
-    inbox = ObserverInbox(
+    with ObserverInbox(
         spec.bind,
         Link.of(protocol, keys.read_pair(spec.keys, OBSERVER, protocol.observer_key)),
         coordinator_key=protocol.coordinator_key,
@@ -62,8 +62,7 @@ def run_observer(spec: ObserverSpec) -> None:
         parameters=protocol.model.parameters,
         max_models=job.algorithm.capabilities.published_models,
         on_failure=lambda failure: _log.warning("%s", refusal(failure)),
-    )
-    try:
+    ) as inbox:
         files = RunFolder(spec.folder)
         files.addresses.mkdir(parents=True, exist_ok=True)
         write_atomically(files.address(OBSERVER), inbox.address)
@@ -73,8 +72,6 @@ def run_observer(spec: ObserverSpec) -> None:
         torch.set_num_threads(1)
         memory.keep_freed()
         Observer(spec, job).listen(inbox)
-    finally:
-        inbox.close()
 
 
 class Observer:
@@ -196,7 +193,7 @@ class Observer:
             _log.warning("refused: round %d of the coordinator has %s", note.round, problem)
             return
         if isinstance(note, Span):
-            self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
+            self._spans.write(vars(note))
             return
         if self._personal is not None and isinstance(note, Models) and len(note.models) > 1 and self._due(note.round):
             self._write_scores(note.round, note.assignment)
@@ -214,8 +211,8 @@ class Observer:
                 started = time.monotonic()
                 self._write(note.round, self._test_sets.evaluate(note))
                 if self._writes_spans:
-                    start, end = since_epoch(started, time.monotonic())
-                    self._spans.write({"who": OBSERVER, "what": "evaluate", "round": note.round, "start": start, "end": end})
+                    evaluated = Span(OBSERVER, "evaluate", note.round, *since_epoch(started, time.monotonic()))
+                    self._spans.write(vars(evaluated))
 
     def _misfit(self, note: Models) -> str | None:
         """Say why models do not fit the job: the server is not trusted, and must not end the observer."""

@@ -67,7 +67,7 @@ class ServerRecords:
         text = f"{what}: the pause ended after {seconds:.0f} s"
         _log.info("%s", text)
         self._warnings.write({"view": "pause", "time": now, "text": text, "seconds": 0})
-        self._spans.write({"who": "coordinator", "what": "pause", "round": pause.round, "start": now - seconds, "end": now})
+        self.span("coordinator", "pause", pause.round, now - seconds, now)
 
     def close(self) -> None:
         """Close the files."""
