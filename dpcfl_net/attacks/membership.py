@@ -19,9 +19,8 @@ from dpcfl_net.attacks.updates import Update, read_updates
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.signed_settings import ModelTemplate
-from dpcfl_net.data.partition import open_client
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.experiment.job_files import Job, client_records
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import data_root, read_run_job
@@ -106,9 +105,9 @@ def candidates_of(job: Job, clients: list[int], records: int, root: str | None) 
     """
     found = {}
     for client in clients:
-        (settings, piece), rng = client_slice(job, client, root), np.random.default_rng([client, records])
-        inside = _drawn(open_client(settings, piece, root), records, rng)
-        outside = _drawn(open_client(settings, piece, root, "test"), records, rng)
+        rng = np.random.default_rng([client, records])
+        inside = _drawn(client_records(job, client, root, "train"), records, rng)
+        outside = _drawn(client_records(job, client, root, "test"), records, rng)
         found[client] = Candidates(torch.cat([inside[0], outside[0]]), torch.cat([inside[1], outside[1]]), len(inside[1]))
     return found
 

@@ -14,10 +14,9 @@ from dpcfl_net.attacks.pictures import Row, grid
 from dpcfl_net.attacks.updates import Update, read_updates
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.datasets import Images
-from dpcfl_net.data.partition import open_client, open_set, plan_slices
-from dpcfl_net.data.settings import DataSettings
+from dpcfl_net.data.partition import open_rows
 from dpcfl_net.data.slices import Slice
-from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.job_files import Job, partition
 from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import data_root, read_run_job
@@ -185,10 +184,8 @@ def read_truth(job: Job, root: str | None) -> Truth:
     Raises:
         DataMissing: If the data set is not available.
     """
-    settings = DataSettings.model_validate(job.experiment.data)
-    images = open_set(settings, root)
-    slices = plan_slices(settings, images, job.experiment.partition_seed)
-    return Truth(images, slices, [open_client(settings, piece, root).labels() for piece in slices])
+    _, images, slices = partition(job.experiment, root)
+    return Truth(images, slices, [open_rows(images, [piece])[0].labels() for piece in slices])
 
 
 def no_image(recording: Recording) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.experiment.job_files import Job, client_records
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.privacy.slots import SelectionSlot, UnprotectedSlot
 from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of
@@ -140,13 +140,12 @@ def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarra
     """
     import torch
 
-    from dpcfl_net.data.partition import open_client
     from dpcfl_net.federation.engine import Engine
 
     torch.set_num_threads(1)
     engine, by_client = Engine.of(recording.job.protocol), []
     for history in recording.histories:
-        data = open_client(*client_slice(recording.job, history.client, root), root)
+        data = client_records(recording.job, history.client, root, "train")
         by_model = {hashed: np.full(recording.clusters, -np.inf) for hashed in dict.fromkeys(history.models)}
         for hashed, scores in by_model.items():
             models = recording.models[hashed]

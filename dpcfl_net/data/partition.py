@@ -266,18 +266,15 @@ def open_client(
         ConfigError: As `datasets.load`.
         DataMissing: As `datasets.load`.
     """
-    return open_many(settings, [piece], root, part)[0]
+    return open_rows(open_set(settings, root), [piece], part)[0]
 
 
-def open_many(
-    settings: DataSettings, pieces: Sequence[Slice], root: str | os.PathLike[str] | None = None, part: Split = "train"
-) -> tuple[ClientData, np.ndarray]:
+def open_rows(images: Images, pieces: Sequence[Slice], part: Split = "train") -> tuple[ClientData, np.ndarray]:
     """Open the concatenated records of several clients that share one transformation.
 
     Args:
-        settings: The data settings.
+        images: The data set.
         pieces: Slices of the clients, at least one.
-        root: Folder of the data sets, as for `datasets.load`.
         part: "train", "validation" or "test".
 
     Returns:
@@ -285,17 +282,6 @@ def open_many(
 
     Raises:
         ValueError: For slices with different transformations, or none.
-    """
-    return open_rows(open_set(settings, root), pieces, part)
-
-
-def open_rows(images: Images, pieces: Sequence[Slice], part: Split = "train") -> tuple[ClientData, np.ndarray]:
-    """Open the concatenated records of several clients of an open data set; results and errors as `open_many`.
-
-    Args:
-        images: The data set.
-        pieces: Slices of the clients, at least one.
-        part: "train", "validation" or "test".
     """
     first = pieces[0] if pieces else None
     others = {(piece.source, *piece.transformation.values()) for piece in pieces}

@@ -236,7 +236,7 @@ def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings,
         client: Client id.
         root: Folder of the data sets, which are read for sizes, labels or roles.
     """
-    settings, _, slices = _partition(job.experiment, root)
+    settings, _, slices = partition(job.experiment, root)
     return settings, slices[job.experiment.slices[client]]
 
 
@@ -250,7 +250,7 @@ def check_model(job: Job, root: str | None) -> None:
     Raises:
         Refused: "model" if task, shape of a record or number of classes differ.
     """
-    model, (_, images, _) = job.protocol.model, _partition(job.experiment, root)
+    model, (_, images, _) = job.protocol.model, partition(job.experiment, root)
     here, signed = (images.task, list(images.input_shape), images.classes), (model.task, model.input_shape, model.classes)
     if here != signed:
         said = (f"{task}, records of {shape}, {classes} classes" for task, shape, classes in (here, signed))
@@ -270,18 +270,18 @@ def client_records(job: Job, client: int, root: str | None, part: Split) -> Clie
         ConfigError: As `datasets.load`.
         DataMissing: As `datasets.load`.
     """
-    _, images, slices = _partition(job.experiment, root)
+    _, images, slices = partition(job.experiment, root)
     return open_rows(images, [slices[job.experiment.slices[client]]], part)[0]
 
 
 def evaluated_records(job: Job, client: int, root: str | None) -> ClientData:
     """Open the records on which a client's model is evaluated (`data.evaluate`); arguments and errors as `client_records`."""
-    settings, images, slices = _partition(job.experiment, root)
+    settings, images, slices = partition(job.experiment, root)
     return open_rows(images, [slices[job.experiment.slices[client]]], settings.evaluate)[0]
 
 
-def _partition(experiment: Experiment, root: str | None) -> tuple[DataSettings, Images, Sequence[Slice]]:
-    """Settings, data set and all slices, once for the clients of a process: each look costs as much as a short task."""
+def partition(experiment: Experiment, root: str | None) -> tuple[DataSettings, Images, Sequence[Slice]]:
+    """Return settings, data set and all slices, once for the clients of a process: each look costs as much as a short task."""
     data, seed = experiment.data, experiment.partition_seed
 
     def plan() -> tuple[DataSettings, Images, Sequence[Slice]]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpcfl_net.data.partition import client_names, open_set, plan_slices
-from dpcfl_net.data.settings import DataSettings
+from dpcfl_net.data.partition import client_names
+from dpcfl_net.experiment.job_files import partition
 from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.run_files import JsonLine, item, listed, numbers
 from dpcfl_net.results.run_view import letter, read_run
@@ -59,9 +59,7 @@ def client_summaries(folder: Path, root: Path | str | None = None) -> list[Clien
     """
     experiment = read_run_job(folder).experiment
     where = data_root(folder, root)
-    settings = DataSettings.model_validate(experiment.data)
-    images = open_set(settings, where)
-    pieces = plan_slices(settings, images, experiment.partition_seed)
+    settings, images, pieces = partition(experiment, where)
     names, view = client_names(settings, images, pieces, where), read_run(folder)
     accuracy = numbers(_last(view.observed, "accuracy_by_client"), "accuracy_by_client")
     cluster, spent = listed(_last(view.grouping, "assignment"), "assignment"), view.spent[max(view.spent)] if view.spent else []

@@ -17,10 +17,10 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import open_client, open_many, open_set, plan_slices
-from dpcfl_net.data.settings import DataSettings
+from dpcfl_net.data.datasets import Images
+from dpcfl_net.data.partition import open_rows
 from dpcfl_net.data.slices import Slice
-from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.job_files import Job, partition
 from dpcfl_net.experiment.statement import FAIRNESS
 from dpcfl_net.results.summary import add_not_covered, read_run_job
 from dpcfl_net.training.worker_settings import as_in_a_worker
@@ -82,9 +82,7 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
     from dpcfl_net.training.models import module_of
 
     experiment, m = job.experiment, job.protocol.model
-    settings = DataSettings.model_validate(experiment.data)
-    images = open_set(settings, root)
-    slices = plan_slices(settings, images, experiment.partition_seed)
+    settings, images, slices = partition(experiment, root)
     asked: dict[str, Any] = {
         "data": experiment.data, "files": images.identity, "partition": experiment.partition_seed,
         "model": m.model_dump(mode="json"), "recipe": [EPOCHS, BATCH, RATE, MOMENTUM],
@@ -94,18 +92,18 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
         models = np.load(stored, allow_pickle=False)
     else:
         clusters = range(len(settings.clients))
-        models = np.stack([_train(job, settings, [s for s in slices if s.cluster == k], root) for k in clusters])
+        models = np.stack([_train(job, images, [s for s in slices if s.cluster == k]) for k in clusters])
         stored.parent.mkdir(parents=True, exist_ok=True)
         with replacing(stored) as file:
             np.save(file, models, allow_pickle=False)
     evaluator = Evaluator(module_of(m), m.task, tuple(m.input_shape))
     own = [slices[k] for k in experiment.slices]
     return np.array([
-        evaluator.accuracy_and_loss(models[s.cluster], open_client(settings, s, root, settings.evaluate)) for s in own
+        evaluator.accuracy_and_loss(models[s.cluster], open_rows(images, [s], settings.evaluate)[0]) for s in own
     ])  # fmt: skip
 
 
-def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | None) -> np.ndarray:
+def _train(job: Job, images: Images, slices: list[Slice]) -> np.ndarray:
     """theta* of one cluster, (p,) float32: SGD with momentum from theta_init on the records of all its clients."""
     import torch
 
@@ -113,7 +111,7 @@ def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | No
     from dpcfl_net.training.models import flatten, initial_of, module_of
 
     m = job.protocol.model
-    data, _ = open_many(settings, slices, root)
+    data, _ = open_rows(images, slices)
     module = module_of(m, initial_of(m))
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM)
     order = np.random.Generator(np.random.PCG64([job.experiment.partition_seed, slices[0].cluster]))

@@ -14,10 +14,10 @@ from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.central import central_slice
 from dpcfl_net.data.datasets import Images
-from dpcfl_net.data.partition import open_many, open_rows, open_set, plan_slices
+from dpcfl_net.data.partition import open_rows
 from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.data.slices import Slice, Split
-from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.job_files import Job, partition
 from dpcfl_net.experiment.statement import observer_assigns
 from dpcfl_net.transport.observer_notes import Models, Personal
 
@@ -57,7 +57,6 @@ class TestSetEvaluator:
 
     def __init__(self, job: Job, root: str | None) -> None:
         self._job, self._root, self._rows_for = job, root, job.algorithm.capabilities.rows_for
-        self._settings = DataSettings.model_validate(job.experiment.data)
 
     @cached_property
     def _evaluator(self) -> Any:
@@ -74,14 +73,10 @@ class TestSetEvaluator:
         return initial_of(self._job.protocol.model)
 
     @cached_property
-    def _images(self) -> Images:
-        return open_set(self._settings, self._root)
-
-    @cached_property
-    def _slices(self) -> list[Slice]:
-        experiment = self._job.experiment
-        planned = plan_slices(self._settings, self._images, experiment.partition_seed)
-        return [planned[k] for k in experiment.slices]
+    def _partition(self) -> tuple[DataSettings, Images, list[Slice]]:
+        """Settings, data set, and the slice of each client."""
+        settings, images, planned = partition(self._job.experiment, self._root)
+        return settings, images, [planned[k] for k in self._job.experiment.slices]
 
     def evaluate(self, note: Models) -> RoundFigures:
         """Evaluate each client's test records on the models of its cluster.
@@ -92,16 +87,16 @@ class TestSetEvaluator:
         Returns:
             The figures of all clients.
         """
+        settings, _, _ = self._partition
         found = self.clusters_of(note)
         entry = RoundFigures(found)
         used: dict[tuple[int, ...], list[int]] = {}
         for client, cluster in enumerate(found):
             used.setdefault(self._rows_for(client, cluster), []).append(client)
         for rows, clients in used.items():
-            for client, (losses, correct) in self._evaluate_clients(note.models, rows, clients, self._settings.evaluate):
-                entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
-        if self._settings.evaluate == "test" and self._settings.central_test is not None:
-            entry.central = self._on_central_records(note.models, used, self._settings.central_test)
+            self._add(entry, note.models, rows, clients)
+        if settings.evaluate == "test" and settings.central_test is not None:
+            entry.central = self._on_central_records(note.models, used, settings.central_test)
         return entry
 
     def clusters_of(self, note: Models) -> Assignment:
@@ -117,16 +112,16 @@ class TestSetEvaluator:
         self, models: np.ndarray, used: Mapping[tuple[int, ...], Sequence[int]], count: int
     ) -> tuple[float, float]:
         """Mean accuracy and loss over clients, each with its model and the transformation of its true cluster."""
-        totals, seed = np.zeros(2), self._job.experiment.partition_seed
+        totals, seed, (_, images, slices) = np.zeros(2), self._job.experiment.partition_seed, self._partition
         for rows, clients in used.items():
             chosen, base_model = _picked(models, rows)
             alike: dict[tuple[Any, ...], list[Slice]] = {}
-            for piece in (self._slices[client] for client in clients):
+            for piece in (slices[client] for client in clients):
                 alike.setdefault((piece.source, *piece.transformation.values()), []).append(piece)
             for members in alike.values():
-                data, _ = open_rows(self._images, [central_slice(self._images, members[0], count, seed)], "test")
+                data, _ = open_rows(images, [central_slice(images, members[0], count, seed)], "test")
                 totals += len(members) * np.array(self._evaluator.accuracy_and_loss(chosen, data, base_model))
-        accuracy, loss = totals / len(self._slices)
+        accuracy, loss = totals / len(slices)
         return float(accuracy), float(loss)
 
     def fill(self, figures: PersonalFigures) -> RoundFigures:
@@ -144,13 +139,18 @@ class TestSetEvaluator:
         undrawn = [client for client in range(figures.clients) if client not in entry.accuracy]
         if undrawn:
             models = self._initial_model[None] if figures.models is None else figures.models
-            for client, (losses, correct) in self._evaluate_clients(models, (0,), undrawn, self._settings.evaluate):
-                entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
+            self._add(entry, models, (0,), undrawn)
         return entry
+
+    def _add(self, entry: RoundFigures, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int]) -> None:
+        """Add the figures of clients on the records that the run evaluates."""
+        settings, _, _ = self._partition
+        for client, (losses, correct) in self._evaluate_clients(models, rows, clients, settings.evaluate):
+            entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
 
     def _by_loss(self, models: np.ndarray) -> Assignment:
         """Assign each client to the cluster whose model has the least loss on its training records."""
-        clients = range(len(self._slices))
+        clients = range(len(self._job.experiment.slices))
         clusters = len(models) - self._job.algorithm.capabilities.shared_models
         if clusters == 1:
             return [0] * len(clients)
@@ -164,12 +164,13 @@ class TestSetEvaluator:
         self, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int], part: Split
     ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
         """Yield (client, (losses, correct)) over each client's records; clients of one true cluster are evaluated together."""
+        _, images, slices = self._partition
         groups: dict[int, list[int]] = {}
         for client in clients:
-            groups.setdefault(self._slices[client].cluster, []).append(client)
+            groups.setdefault(slices[client].cluster, []).append(client)
         chosen, base_model = _picked(models, rows)
         for members in groups.values():
-            data, splits = open_many(self._settings, [self._slices[client] for client in members], self._root, part)
+            data, splits = open_rows(images, [slices[client] for client in members], part)
             losses, correct = self._evaluator.each(chosen, data, base_model)
             yield from zip(members, zip(np.split(losses, splits), np.split(correct, splits), strict=True), strict=True)
 

@@ -368,9 +368,9 @@ def test_clusters_of_dp_ifca_start_from_different_models(tmp_path):
 )
 def test_the_observer_takes_no_cluster_from_training_records_that_noise_protects(options, tmp_path, monkeypatch):
     """A malicious server that named none would find in the report what it may not know: on which of its models a loss is lower."""
-    job, parts, opened = job_for(tmp_path, options), [], evaluation.open_many
+    job, parts, opened = job_for(tmp_path, options), [], evaluation.open_rows
     clients = len(job.protocol.roster)
-    monkeypatch.setattr(evaluation, "open_many", lambda *given: (parts.append(given[-1]), opened(*given))[1])
+    monkeypatch.setattr(evaluation, "open_rows", lambda *given: (parts.append(given[-1]), opened(*given))[1])
     sent = np.random.default_rng(1).standard_normal((2, job.protocol.model.parameters)).astype(np.float32)
     found, first = (evaluation.TestSetEvaluator(job, None).evaluate(Models(1, [m] * clients, sent)) for m in (None, 0))
     assert found.assignment == [None] * clients

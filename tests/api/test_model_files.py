@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import dpcfl_net as dpcfl
-from dpcfl_net.data.partition import open_client, open_set
+from dpcfl_net.data.partition import open_set
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.data.regression import LinearTask
 from dpcfl_net.data.settings import DataSettings
-from dpcfl_net.experiment.job_files import client_slice
+from dpcfl_net.experiment.job_files import client_records
 from dpcfl_net.results.models import export_models
 from dpcfl_net.results.summary import run_settings
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -26,7 +26,7 @@ from dpcfl_net.runtime.checkpoint import Checkpoints
 
 def accuracy(module: torch.nn.Module, run: dpcfl.Run, client: int) -> float:
     """Of one client's test records, which turn with its cluster."""
-    data = open_client(*client_slice(run.job, client, None), None, "test")
+    data = client_records(run.job, client, None, "test")
     x, y = data.batch(np.arange(len(data)), len(data))
     with torch.no_grad():
         return (module(x).argmax(1) == y).float().mean().item()

@@ -17,7 +17,7 @@ from simulate import simulate
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import regression, roles, skew
 from dpcfl_net.data.datasets import load
-from dpcfl_net.data.partition import open_client, open_many, open_set, plan_slices
+from dpcfl_net.data.partition import open_client, open_rows, open_set, plan_slices
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.data.settings import DataSettings
 from dpcfl_net.experiment import config
@@ -326,7 +326,7 @@ def test_each_cluster_has_the_line_of_the_paper(noise):
     pieces = plan_slices(asked, images, 0)
     for cluster, (slope, intercept) in enumerate([(-3, 2), (-1, 0), (1, -2), (3, 1)]):
         own = [piece for piece in pieces if piece.cluster == cluster]
-        data, splits = open_many(asked, own)
+        data, splits = open_rows(images, own)
         x, y = data.batch(np.arange(8000), 8000)
         assert (x.shape, x.dtype, y.dtype, splits.tolist()) == ((8000, 1), torch.float32, torch.float32, [4000])
         assert x.abs().max() <= 2
@@ -357,9 +357,10 @@ def test_regression_is_always_there_with_fifty_points_a_client(tmp_path):
 
 def test_many_clients_are_opened_in_one_go():
     asked = DataSettings(clients=[3, 2], train_per_client=50, test_per_client=20, validation=0.2)
-    pieces = plan_slices(asked, load("digits"), 0)
+    images = load("digits")
+    pieces = plan_slices(asked, images, 0)
     for part in PARTS:
-        data, splits = open_many(asked, pieces[3:], part=part)
+        data, splits = open_rows(images, pieces[3:], part)
         x, y = data.batch(np.arange(len(data)), len(data))
         for piece, own_x, own_y in zip(pieces[3:], np.split(x, splits), np.split(y, splits), strict=True):
             alone = open_client(asked, piece, part=part)
@@ -368,7 +369,7 @@ def test_many_clients_are_opened_in_one_go():
             assert torch.equal(own_y, expected[1])
     for wrong in (pieces[2:4], []):
         with pytest.raises(ValueError, match="one transformation"):
-            open_many(asked, wrong)
+            open_rows(images, wrong)
 
 
 # Models on these sets

@@ -146,8 +146,9 @@ def test_a_reference_model_belongs_to_the_files_that_it_was_trained_on(finished_
     from dpcfl_net.results import fairness
 
     monkeypatch.setattr(fairness, "_train", None)
-    whole = fairness.open_set
-    monkeypatch.setattr(fairness, "open_set", lambda *asked: replace(whole(*asked), identity="a smaller copy of the data set"))
+    settings, images, slices = fairness.partition(job.experiment, None)
+    changed = settings, replace(images, identity="a smaller copy of the data set"), slices
+    monkeypatch.setattr(fairness, "partition", lambda *_: changed)
     with pytest.raises(TypeError):
         reference(job)
 

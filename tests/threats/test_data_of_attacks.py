@@ -10,21 +10,15 @@ import pytest
 import yaml
 from conftest import dpcfl
 
-from dpcfl_net.attacks import membership, reconstruction, recorded_choices, selections
+from dpcfl_net.attacks import membership, reconstruction, selections
 from dpcfl_net.core.errors import DataMissing
+from dpcfl_net.experiment import job_files
 from dpcfl_net.launch.cli.commands import attack as commands
 from dpcfl_net.results.attack_results import AttackResult
 
 
-@pytest.mark.parametrize(
-    ("attack", "reader", "name"),
-    [
-        (reconstruction.attack, reconstruction, "open_set"),
-        (membership.attack, membership, "client_slice"),
-        (selections.attack, recorded_choices, "client_slice"),
-    ],
-)
-def test_an_attack_takes_the_data_folder_of_the_run_or_the_one_given(attack, reader, name, finished_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("attack", [reconstruction.attack, membership.attack, selections.attack])
+def test_an_attack_takes_the_data_folder_of_the_run_or_the_one_given(attack, finished_run, tmp_path, monkeypatch):
     """A run with `data.root` and without DPCFL_DATA could not be attacked: its data set was looked for elsewhere."""
 
     def missing(*arguments):
@@ -34,7 +28,7 @@ def test_an_attack_takes_the_data_folder_of_the_run_or_the_one_given(attack, rea
     config = folder / "config.yaml"
     settings = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump({**settings, "data": {**settings["data"], "root": "/of/the/run"}}))
-    monkeypatch.setattr(reader, name, missing)
+    monkeypatch.setattr(job_files, "open_set", missing)
     with pytest.raises(DataMissing, match=r"not in /of/the/run$"):
         attack(folder)
     with pytest.raises(DataMissing, match=r"not in /elsewhere$"):

@@ -94,7 +94,7 @@ def noiseless(folder: Path, clients: list[int], monkeypatch) -> reconstruction.R
         module = models.build(m.name, tuple(m.input_shape), m.classes)
         trainer = dpsgd.Trainer(module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
         piece = job.experiment.slices[client]
-        data = reconstruction.open_client(reconstruction.DataSettings.model_validate(job.experiment.data), truth.slices[piece])
+        data, _ = reconstruction.open_rows(truth.images, [truth.slices[piece]])
         trained, _ = trainer.train(first.model, data, DPSGDSlot("train", 1.0, 1), 1.0, b"sixteen bytes ok")
         found[piece] = [replace(first, change=trained - first.model)]
     return reconstruction.Recording(job, found, noisy=False)
