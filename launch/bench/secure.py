@@ -20,6 +20,7 @@ from dpcfl_net.launch.bench.sizes import CNN, RESNET18
 from dpcfl_net.launch.bench.timing import Sample, processor_seconds
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.secure_sum import SumCode
+from dpcfl_net.results.number_format import counted
 
 CASES = [(20, CNN, 1), (20, CNN, 4), (100, CNN, 1), (100, CNN, 4), (1000, CNN, 1), (1000, CNN, 4), (20, RESNET18, 1)]
 QUICK = [(5, 1_000, 2)]
@@ -60,7 +61,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _figures(n: int, p: int, blocks: int, options: Options) -> list[Figure]:
-    case = f"{n} clients, p={p:,}, {blocks} block{'s' if blocks > 1 else ''}"
+    case = f"{n} clients, p={p:,}, {counted(blocks, 'block')}"
     sums, plain = _Sums(n, p * blocks), [_plain(n, p, blocks) for _ in range(options.times(3 if n < 1000 else 1))]
     secure = [sums.play(t) for t in range(1, len(plain) + 1)]
     both = {OURS: secure, PLAIN: plain}

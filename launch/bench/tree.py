@@ -12,6 +12,7 @@ from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.runs import Cost
 from dpcfl_net.launch.bench.sizes import CNN, WIDE
 from dpcfl_net.launch.bench.timing import Sample, interleave
+from dpcfl_net.results.number_format import counted
 from dpcfl_net.transport.keys import AGGREGATOR, COORDINATOR
 
 MB = 1e6
@@ -48,7 +49,7 @@ def ways(case: Case) -> dict[str, Callable[[], Cost]]:
     Args:
         case: The case.
     """
-    names = {OURS: 0, **{f"{count} aggregator{'s' if count > 1 else ''}": count for count in case.aggregators}}
+    names = {OURS: 0, **{counted(count, "aggregator"): count for count in case.aggregators}}
     return {name: partial(runs.noop, case.model, case.clients, case.rounds, aggregators=count) for name, count in names.items()}
 
 

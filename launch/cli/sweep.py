@@ -20,6 +20,7 @@ from dpcfl_net.launch.cli.cell_screen import CellLines, ShownCells, open_cell_sc
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.sweep_grid import Source
 from dpcfl_net.launch.sweeps import Sweep, failed_cells, outcome_line, recorded_outcomes, stopped
+from dpcfl_net.results.number_format import counted
 
 PLACES = ("local", "slurm", "ray")
 Document = Callable[[], dict[str, Any]]  # makes the JSON document of a sweep
@@ -148,7 +149,7 @@ def submit(plan: Sweep, resources: Resources, jobs: int | None, tell: Tell, *, d
         for path, text in scripts.items():
             print(f"# {path}\n{text}")
         tell(partial(sweep_json.submitted, plan, done, scripts, []))
-        print(f"{_cells(len(done))}, {sum(done)} cached, {len(left)} to submit; nothing was submitted")
+        print(f"{counted(len(done), 'cell')}, {sum(done)} cached, {len(left)} to submit; nothing was submitted")
         return 0
     if not left:
         print(f"all {len(done)} cells have finished")
@@ -199,9 +200,5 @@ def dry_run(plan: Sweep, tell: Tell) -> int:
     tell(partial(sweep_json.planned, plan, done))
     for cell, cached in zip(plan.cells, done, strict=True):
         print(cell.label + ("  cached" if cached else ""))
-    print(f"{_cells(len(done))}, {sum(done)} cached, {len(done) - sum(done)} to run")
+    print(f"{counted(len(done), 'cell')}, {sum(done)} cached, {len(done) - sum(done)} to run")
     return 0
-
-
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"

@@ -116,9 +116,7 @@ def chosen_table(study: Study) -> Table:
         spread = f" +- {100 * statistics.stdev(finals):.1f}" if len(finals) > 1 else ""
         tested = f"{percent(statistics.fmean(finals))}{spread}" if finals else "–"
         rows.append([one.space.algorithm, values, str(len(one.trials)), percent(one.best.score), tested])
-    caption = (
-        f"Score: {study.options.score} on validation records. Test: mean accuracy over {_seeds(len(study.options.seeds))}."
-    )
+    caption = f"Score: {study.options.score} on validation records. Test: mean accuracy over {counted(len(study.options.seeds), 'seed')}."
     return Table("Chosen settings", ["algorithm", "settings", "trials", "score", "test"], rows, caption)
 
 
@@ -192,7 +190,3 @@ def _sweep(study: Study) -> dict[str, Any]:
 
 def _relative(study: Study, folder: Path) -> str:
     return os.path.relpath(folder, study.folder.path)
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
