@@ -80,9 +80,15 @@ class NoisyCount:
 
 def _sum(one: tuple[int, np.ndarray], other: tuple[int, np.ndarray]) -> tuple[int, np.ndarray]:
     """First value and masses of the sum of two counts, without negligible ends."""
-    masses = np.convolve(one[1], other[1])
+    counts, masses = _likely(np.convolve(one[1], other[1]))
+    return one[0] + other[0] + int(counts[0]), masses
+
+
+def _likely(masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts from 0 on and their masses, without negligible ends; counts have no gaps, so that sums are convolutions."""
     kept = np.flatnonzero(masses > _NEGLIGIBLE)
-    return one[0] + other[0] + int(kept[0]), masses[kept[0] : kept[-1] + 1]
+    counts = np.arange(kept[0], kept[-1] + 1)
+    return counts, masses[counts]
 
 
 def records_in_batch(claim: Claim, records: int, step: float, noises: int = 1) -> NoisyCount:
@@ -96,15 +102,12 @@ def records_in_batch(claim: Claim, records: int, step: float, noises: int = 1) -
     """
     from scipy.stats import binom, hypergeom
 
-    counts = np.arange(records + 1)
     if claim.sampling in ("poisson", "allocation"):
-        masses = binom.pmf(counts, records, claim.rate)
+        masses = binom.pmf(np.arange(records + 1), records, claim.rate)
     else:
-        masses = hypergeom.pmf(counts, claim.records, records, claim.batch)
-    # Counts without gaps, so that sums are convolutions.
-    kept = np.flatnonzero(masses > _NEGLIGIBLE)
-    kept = np.arange(kept[0], kept[-1] + 1)
-    return NoisyCount(counts[kept].astype(float), masses[kept], step, claim.noise_multiplier * math.sqrt(noises))
+        masses = hypergeom.pmf(np.arange(records + 1), claim.records, records, claim.batch)
+    counts, masses = _likely(masses)
+    return NoisyCount(counts.astype(float), masses, step, claim.noise_multiplier * math.sqrt(noises))
 
 
 def allocated_records(claim: Claim, records: int, steps: int, step: float, noises: int = 1) -> NoisyCount:
@@ -124,10 +127,9 @@ def allocated_records(claim: Claim, records: int, steps: int, step: float, noise
         masses = hypergeom.pmf(np.arange(records + 1), claim.records, records, begun * claim.batch)
     else:
         masses = binom.pmf(np.arange(records + 1), records, begun / claim.epoch)
-    kept = np.flatnonzero(masses > _NEGLIGIBLE)
-    kept = np.arange(kept[0], kept[-1] + 1)
+    counts, masses = _likely(masses)
     deviation = claim.noise_multiplier * math.sqrt(noises * steps)
-    return NoisyCount((epochs * records + kept).astype(float), masses[kept], step, deviation)
+    return NoisyCount((epochs * records + counts).astype(float), masses, step, deviation)
 
 
 def constant(count: float, claim: Claim, step: float, noises: int) -> NoisyCount:
