@@ -6,10 +6,22 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from dpcfl_net.report.figures import MANY, Figure, axis, colour, colour_indices, quantile_lines, spec, true_name
+from dpcfl_net.report.figures import (
+    MANY,
+    Figure,
+    axis,
+    by_true_cluster,
+    client_name,
+    colour,
+    colour_indices,
+    quantile_lines,
+    spec,
+    true_cluster,
+    true_name,
+)
 from dpcfl_net.results.number_format import percent
 from dpcfl_net.results.run_files import item, numbers
-from dpcfl_net.results.run_view import RunView, letter
+from dpcfl_net.results.run_view import RunView
 
 CLIENTS, WORST, ROUNDS = 40, 20, 60  # shown at most; WORST with many clients
 
@@ -25,14 +37,14 @@ def accuracy_by_client(view: RunView, alone: Mapping[int, float] | None = None) 
     last, shown = _last(view), _shown(view)
     if not shown:
         return Figure("clients", title, why="no line of the observer holds an accuracy for each client")
-    names, true = [_name(view, client) for client in shown], view.true_clusters
+    names = [client_name(view, client) for client in shown]
     shades = colour_indices(view)
     data: list[dict[str, Any]] = []
-    for kind in sorted({_kind(true, client) for client in shown}):
-        own = [client for client in shown if _kind(true, client) == kind]
+    for kind in sorted({true_cluster(view, client) for client in shown}):
+        own = [client for client in shown if true_cluster(view, client) == kind]
         data.append({
-            "type": "scatter", "mode": "markers", "name": true_name(view, kind) if true else "clients",
-            "x": [100 * last[client] for client in own], "y": [_name(view, client) for client in own],
+            "type": "scatter", "mode": "markers", "name": true_name(view, kind) if view.true_clusters else "clients",
+            "x": [100 * last[client] for client in own], "y": [client_name(view, client) for client in own],
             "marker": {"size": 10, "color": colour(shades.get(kind, 0))},
             "hovertemplate": "client %{y}: %{x:.1f} %<extra></extra>",
         })  # fmt: skip
@@ -41,12 +53,12 @@ def accuracy_by_client(view: RunView, alone: Mapping[int, float] | None = None) 
         known = [client for client in shown if client in alone]
         data.append({
             "type": "scatter", "mode": "markers", "name": "alone", "x": [100 * alone[client] for client in known],
-            "y": [_name(view, client) for client in known], "marker": {"size": 14, "color": "@ink", "symbol": "line-ns"},
+            "y": [client_name(view, client) for client in known], "marker": {"size": 14, "color": "@ink", "symbol": "line-ns"},
             "hovertemplate": "client %{y} alone: %{x:.1f} %<extra></extra>",
         })  # fmt: skip
         data.append({
             "type": "scatter", "mode": "markers", "name": "worse than alone", "x": [100 * last[client] for client in worse],
-            "y": [_name(view, client) for client in worse], "marker": {"size": 18, "color": "@alert", "symbol": "circle-open"},
+            "y": [client_name(view, client) for client in worse], "marker": {"size": 18, "color": "@alert", "symbol": "circle-open"},
             "hovertemplate": "client %{y}: worse than alone<extra></extra>",
         })  # fmt: skip
     caption = f"After round {max(view.observed)}, on each client's own test data. {_part(view, shown)}"
@@ -80,7 +92,7 @@ def accuracy_of_clients_by_round(view: RunView) -> Figure:
         "type": "heatmap", "x": rounds, "z": cells, "text": words, "hoverinfo": "text",
         "colorscale": [[0, "@surface"], [1, "@c0"]], "zmin": min(values), "zmax": max(values),
     }]  # fmt: skip
-    names = [_name(view, client) for client in shown]
+    names = [client_name(view, client) for client in shown]
     layout = {
         "xaxis": axis("round", showgrid=False),
         "yaxis": axis("client", autorange="reversed", showgrid=False, tickvals=list(range(len(names))), ticktext=names),
@@ -110,22 +122,12 @@ def _last(view: RunView) -> dict[int, float]:
 def _shown(view: RunView) -> list[int]:
     """Clients of the figure by true cluster; the worst ones if there are too many."""
     last = _last(view)
-    worst, true = heapq.nsmallest(WORST if len(last) > MANY else CLIENTS, last, key=last.__getitem__), view.true_clusters
-    return sorted(worst, key=lambda client: (_kind(true, client), client))
+    return by_true_cluster(view, heapq.nsmallest(WORST if len(last) > MANY else CLIENTS, last, key=last.__getitem__))
 
 
 def _part(view: RunView, shown: list[int]) -> str:
     count = len(_last(view))
     return f"The {len(shown)} worst of {count:,} clients. " if len(shown) < count else ""
-
-
-def _kind(true: list[int], client: int) -> int:
-    return true[client] if client < len(true) else 0
-
-
-def _name(view: RunView, client: int) -> str:
-    true = view.true_clusters
-    return f"{client} {letter(true[client])}" if client < len(true) else str(client)
 
 
 def _percent(row: list[float | None], client: int) -> float | None:

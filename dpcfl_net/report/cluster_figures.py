@@ -12,6 +12,9 @@ from dpcfl_net.report.figures import (
     MANY,
     Figure,
     axis,
+    by_true_cluster,
+    client_name,
+    cluster_words,
     colour,
     colour_indices,
     group_colours,
@@ -21,11 +24,12 @@ from dpcfl_net.report.figures import (
     sample,
     spec,
     symbol,
+    true_cluster,
     true_name,
 )
 from dpcfl_net.results.number_format import counted, number, plain, tiny
 from dpcfl_net.results.run_files import item, listed, mapping, whole
-from dpcfl_net.results.run_view import FirstRound, RunView, letter
+from dpcfl_net.results.run_view import FirstRound, RunView
 
 ROWS, ROUNDS, POINTS = 100, 60, 1000  # with many clients
 NO_CLUSTERS, ONE_CLUSTER = "the server of this algorithm does not cluster clients", "all clients share one cluster"
@@ -147,14 +151,8 @@ def assignments(view: RunView) -> Figure:
     true, groups = view.true_clusters, group_colours(view)
     order, rounds, part = _drawn_clients(view, rounds)
     cells = [[whole(item(listed(view.grouping[at], "assignment"), client)) for at in rounds] for client in order]
-    names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
-    words = [
-        [
-            f"client {client}, round {at}: {'none yet' if cell is None else f'cluster {cell}'}"
-            for at, cell in zip(rounds, row, strict=True)
-        ]
-        for client, row in zip(order, cells, strict=True)
-    ]
+    names = [client_name(view, client) for client in order]
+    words = cluster_words(order, rounds, cells, "none yet")
     data = [heat(rounds, [[None if cell is None else groups[cell] % COLOURS for cell in row] for row in cells], words)]
     layout: dict[str, Any] = {"xaxis": axis("round", showgrid=False)}
     if true:
@@ -180,13 +178,12 @@ def assignments(view: RunView) -> Figure:
 
 def _drawn_clients(view: RunView, rounds: list[int]) -> tuple[list[int], list[int], str]:
     """Clients by true cluster and rounds, a part of both with many clients, and a sentence about the part."""
-    true = view.true_clusters
-    order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
+    order = by_true_cluster(view, range(view.clients))
     if len(order) <= MANY:
         return order, rounds, ""
     every = -(-len(rounds) // ROUNDS)
-    order = sample(order, [true[client] if client < len(true) else 0 for client in order], ROWS)
-    part = f" {len(order)} of {view.clients:,} clients{', evenly from each true cluster' if true else ''}."
+    order = sample(order, [true_cluster(view, client) for client in order], ROWS)
+    part = f" {len(order)} of {view.clients:,} clients{', evenly from each true cluster' if view.true_clusters else ''}."
     return order, rounds[::-1][::every][::-1], part + (f" Every {every} rounds." if every > 1 else "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import Any
@@ -123,6 +123,21 @@ def true_name(view: RunView, cluster: int) -> str:
     clients = sizes(view.true_clusters).get(cluster, 0)
     mark = ", minority" if minority(view.true_clusters) == cluster else ""
     return f"{letter(cluster)} ({counted(clients, 'client')}{mark})"
+
+
+def true_cluster(view: RunView, client: int) -> int:
+    """Return the true cluster of a client; 0 if it is unknown."""
+    return view.true_clusters[client] if client < len(view.true_clusters) else 0
+
+
+def by_true_cluster(view: RunView, clients: Iterable[int]) -> list[int]:
+    """Sort clients by true cluster, then by number."""
+    return sorted(clients, key=lambda client: (true_cluster(view, client), client))
+
+
+def client_name(view: RunView, client: int) -> str:
+    """Label a client by number and letter of its true cluster, if it is known."""
+    return f"{client} {letter(true_cluster(view, client))}" if client < len(view.true_clusters) else str(client)
 
 
 def accuracy(view: RunView) -> Figure:
@@ -330,6 +345,17 @@ def heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) -
         "ygap": 1,
         "xgap": 0 if len(x) > 60 else 1,
     }
+
+
+def cluster_words(clients: Sequence[int], rounds: Sequence[int], cells: list[list[int | None]], none: str) -> list[list[str]]:
+    """Text of each cell of a heat map of clusters by client and round; `none` stands for no cluster."""
+    return [
+        [
+            f"client {client}, round {at}: {none if cell is None else f'cluster {cell}'}"
+            for at, cell in zip(rounds, row, strict=True)
+        ]
+        for client, row in zip(clients, cells, strict=True)
+    ]
 
 
 def percentage(value: float | None) -> float | None:

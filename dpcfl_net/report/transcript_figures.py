@@ -10,16 +10,20 @@ from dpcfl_net.report.figures import (
     NO_MESSAGES,
     Figure,
     axis,
+    by_true_cluster,
+    client_name,
+    cluster_words,
     colour,
     colour_indices,
     group_colours,
     heat,
     spec,
     symbol,
+    true_cluster,
     true_name,
 )
 from dpcfl_net.results.run_files import mapping
-from dpcfl_net.results.run_view import RunView, letter
+from dpcfl_net.results.run_view import RunView
 from dpcfl_net.results.server_seen import Seen, read_seen
 from dpcfl_net.results.summary import read_run_job
 
@@ -61,11 +65,11 @@ def _left_out(why: str) -> list[Figure]:
 
 
 def _updates(view: RunView, seen: Seen, t: int) -> Figure:
-    points, true, shades = seen.components[t], view.true_clusters, colour_indices(view)
-    kinds = {client: true[client] if client < len(true) else 0 for client in points}
+    points, shades = seen.components[t], colour_indices(view)
+    kinds = {client: true_cluster(view, client) for client in points}
     data = [
         {
-            "type": "scatter", "mode": "markers", "name": f"true {true_name(view, kind)}" if true else "clients",
+            "type": "scatter", "mode": "markers", "name": f"true {true_name(view, kind)}" if view.true_clusters else "clients",
             "x": [points[client][0] for client in points if kinds[client] == kind],
             "y": [points[client][1] for client in points if kinds[client] == kind],
             "text": [f"client {client}" for client in points if kinds[client] == kind], "hoverinfo": "text",
@@ -84,18 +88,11 @@ def _updates(view: RunView, seen: Seen, t: int) -> Figure:
 def _choices(view: RunView, seen: Seen) -> Figure:
     if not seen.choices:
         return Figure("choices", CHOICES, why="the clients of this algorithm release no choice")
-    rounds, true, groups = sorted(seen.choices), view.true_clusters, group_colours(view)
-    order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
+    rounds, groups, order = sorted(seen.choices), group_colours(view), by_true_cluster(view, range(view.clients))
     chosen = [[seen.choices[t].get(client) for t in rounds] for client in order]
-    words = [
-        [
-            f"client {client}, round {t}: {'none' if cell is None else f'cluster {cell}'}"
-            for t, cell in zip(rounds, row, strict=True)
-        ]
-        for client, row in zip(order, chosen, strict=True)
-    ]
+    words = cluster_words(order, rounds, chosen, "none")
     cells = [[None if cell is None else groups.get(cell, cell) % COLOURS for cell in row] for row in chosen]
-    names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
+    names = [client_name(view, client) for client in order]
     layout = {
         "xaxis": axis("round", showgrid=False),
         "yaxis": axis("client", autorange="reversed", showgrid=False, tickvals=list(range(len(order))), ticktext=names),
