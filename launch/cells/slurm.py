@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from dpcfl_net.core.atomic import write_atomically
@@ -117,7 +116,7 @@ def task(folder: Path, index: int) -> int:
         outcome = run_cell(cell.config, store, PlainLines(), _cpus())
         print(f"cell {index}: {cell.label}  {outcome_text(outcome)}", flush=True)
         if outcome.state == INTERRUPTED:
-            slurm_batch.requeue(job, limit, partial(print, flush=True), progress=rounds_in(checkpoints)[-1:] > before[-1:])
+            slurm_batch.requeue(job, limit, progress=rounds_in(checkpoints)[-1:] > before[-1:])
             return 130
     except DpcflError as error:
         outcome = CellOutcome(folder, FAILED, error=one_line(error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,5 +52,5 @@ def run(path: Path, overrides: list[str], out: Path, options: launch.Options) ->
         folder.mkdir(parents=True)
         code, found = launch.new(path, overrides, out, options, folder)
     if code == 130:
-        slurm_batch.requeue(job, limit, partial(print, flush=True), progress=rounds_in(files.checkpoints)[-1:] > before[-1:])
+        slurm_batch.requeue(job, limit, progress=rounds_in(files.checkpoints)[-1:] > before[-1:])
     return code, found

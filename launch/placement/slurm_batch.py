@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
@@ -153,15 +152,14 @@ class TimeLimit:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def requeue(job: str, limit: TimeLimit, say: Callable[[str], None], *, progress: bool) -> None:
-    """Put this job back into the queue after its run was interrupted, unless SLURM has already decided about it.
+def requeue(job: str, limit: TimeLimit, *, progress: bool) -> None:
+    """Put this job back into the queue after its run was interrupted, unless SLURM has already decided about it, and say so.
 
     After a preemption SLURM requeues the job itself, and a cancelled job must not return.
 
     Args:
         job: Id of the job.
         limit: Tells whether the time limit interrupted the run.
-        say: Called with a line for the log; SLURM may end this process right after it.
         progress: True if a round was finished since this job started.
 
     Raises:
@@ -171,9 +169,9 @@ def requeue(job: str, limit: TimeLimit, say: Callable[[str], None], *, progress:
         raise RunFailed("no round finished within the time limit of this job: raise --time")
     name, state = _name_and_state(job)
     if state != "RUNNING":
-        say(f"SLURM has ended job {name} (state {state}): it decides whether the job starts again")
+        print(f"SLURM has ended job {name} (state {state}): it decides whether the job starts again", flush=True)
         return
-    say(f"requeueing job {name}: the run resumes when SLURM starts it again")
+    print(f"requeueing job {name}: the run resumes when SLURM starts it again", flush=True)  # SLURM may end this process next
     _slurm("scontrol", "requeue", name)
 
 

@@ -242,7 +242,7 @@ def test_requeueing_says_what_slurm_refuses(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGUSR1)
     try:
         with pytest.raises(RunFailed, match="no such job"):
-            slurm_batch.requeue("7", slurm_batch.TimeLimit(), print, progress=True)
+            slurm_batch.requeue("7", slurm_batch.TimeLimit(), progress=True)
     finally:
         signal.signal(signal.SIGUSR1, before)
 
