@@ -218,7 +218,8 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
         raise ValueError(f"updates are of type {type(updates).__name__}: must map each client to its update")
     if not updates:
         raise ValueError("no update to average")
-    shape = (np.size(updates[min(updates)]),)
+    first = updates[min(updates)]
+    shape = (first.size,) if isinstance(first, np.ndarray) else None
     for client, update in updates.items():
         _require_update(client, update, shape)
     ordered = [updates[client] for client in sorted(updates)]
@@ -234,10 +235,12 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
     return found
 
 
-def _require_update(client: int, update: Any, shape: tuple[int, ...]) -> None:
-    """ValueError for an update that is no vector of real numbers of this shape: NumPy would repeat a single number."""
+def _require_update(client: int, update: Any, shape: tuple[int, ...] | None) -> None:
+    """ValueError for an update that is no vector of real numbers of this shape (None: unknown): NumPy would repeat a single number."""
     if not isinstance(update, np.ndarray):
-        raise ValueError(f"the update of client {client} is of type {type(update).__name__}: must be an array of shape {shape}")
+        raise ValueError(
+            f"the update of client {client} is of type {type(update).__name__}: must be an array of shape {shape or '(p,)'}"
+        )
     if update.shape != shape or update.dtype.kind not in "fiu":
         raise ValueError(
             f"the update of client {client} has shape {update.shape} and type {update.dtype}: must be {shape} real numbers"

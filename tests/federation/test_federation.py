@@ -345,7 +345,8 @@ VECTOR = np.ones(3, np.float32)
         ),  # was repeated
         ({0: VECTOR, 1: np.ones(5, np.float32)}, r"client 1 has shape \(5,\)"),
         ({0: VECTOR.astype(complex)}, "client 0 has shape .* and type complex128"),
-        ({0: [1.0, 2.0]}, "client 0 is of type list: must be an array of shape"),
+        ({0: [[1.0], [1.0, 2.0]]}, r"client 0 is of type list: must be an array of shape \(p,\)"),  # was NumPy's message
+        ({0: VECTOR, 1: [1.0]}, r"client 1 is of type list: must be an array of shape \(3,\)"),
     ],
 )
 def test_a_mean_takes_vectors_of_one_shape(updates, words):
