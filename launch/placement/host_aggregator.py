@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+
+from pydantic_core import from_json
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
@@ -197,9 +198,9 @@ class _Tail:
 
 
 def _parsed(text: bytes) -> dict[str, object] | None:
-    """Parse a line; None for the rest of one that a crash has cut."""
+    """Parse a line; None for the rest of one that a crash has cut, and for one nested so deeply that no report can hold it."""
     try:
-        line = json.loads(text)
+        line = from_json(text)
     except ValueError:
         return None
     return line if isinstance(line, dict) else None

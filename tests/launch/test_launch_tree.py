@@ -45,6 +45,7 @@ from dpcfl_net.launch.placement.messages import (
     StartAggregator,
     StartWorker,
     WorkerEnded,
+    read_report,
 )
 from dpcfl_net.launch.placement.remote import Host
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
@@ -202,15 +203,17 @@ def test_a_host_without_an_aggregator_refuses_commands_for_one(tmp_path, command
         reports_of(tmp_path / "run", command)
 
 
-def test_new_records_of_an_aggregator_are_reported_without_lines_that_a_crash_has_cut(tmp_path):
+def test_new_records_of_an_aggregator_are_reported_without_lines_that_a_crash_has_cut_or_no_report_can_hold(tmp_path):
     (tmp_path / "messages.jsonl").write_text('{"of": "an earlier agent"}\n')
     aggregator = HostAggregator(tmp_path, 0)
     assert not [*aggregator.news()]
     with (tmp_path / "messages.jsonl").open("a") as file:
-        file.write('{"round": 1}\n{"rou\n[2]\n{"round": 2}\n{"round":')
+        deep = "".join(f'{{"deep": {"[" * depth}{"]" * depth}}}\n' for depth in (900, 100_000))
+        file.write('{"round": 1}\n{"rou\n[2]\n' + deep + '{"round": 2}\n{"round":')
     (tmp_path / "warnings.jsonl").write_text('{"text": "late"}\n')
     messages = AggregatorRecords(file="messages", lines=[{"round": 1}, {"round": 2}])
-    assert [*aggregator.news()] == [messages, AggregatorRecords(file="warnings", lines=[{"text": "late"}])]
+    reports = [read_report(report.line().rstrip(b"\n")) for report in aggregator.news()]
+    assert reports == [messages, AggregatorRecords(file="warnings", lines=[{"text": "late"}])]
     with (tmp_path / "messages.jsonl").open("a") as file:
         file.write(" 3}\n")
     assert [*aggregator.news()] == [AggregatorRecords(file="messages", lines=[{"round": 3}])]
