@@ -23,7 +23,7 @@ from dpcfl_net.transport.identities import identity_path
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER, aggregator_key, client_key, public_path
 from dpcfl_net.transport.sockets import require_free
 
-CLOCK_S = 5.0  # more than the hello of a host takes to arrive
+CLOCK_S = 5.0  # more than the hello of a host usually takes to arrive
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class RemotePlacement:
         return [
             f"the clock of host {agent.host.name} is {abs(agent.ahead_s):,.0f} s {'ahead of' if agent.ahead_s > 0 else 'behind'} "
             "this machine's: so are the times of its clients in spans.jsonl, timelines and traces"
+            f"{'' if agent.ahead_s > 0 else ' (unless only its first message was late)'}"
             for agent in self._agents
             if abs(agent.ahead_s) > CLOCK_S
         ]

@@ -120,7 +120,14 @@ def test_a_port_that_is_taken_is_refused_before_a_host_is_contacted():
             placement.open()
 
 
-@pytest.mark.parametrize(("ahead", "said"), [(90.0, "is 90 s ahead of this"), (-4000.0, "is 4,000 s behind this"), (1.0, None)])
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [
+        (90.0, ("is 90 s ahead of this", "traces")),
+        (-4000.0, ("is 4,000 s behind this", "(unless only its first message was late)")),
+        (1.0, None),
+    ],
+)
 def test_a_clock_that_differs_is_named(ahead, said, monkeypatch):
     """The timeline of the report spanned the difference, in silence."""
     monkeypatch.setattr(time, "time", lambda: 1.8e9)  # a pause before the report is read would count as a difference
@@ -130,4 +137,4 @@ def test_a_clock_that_differs_is_named(ahead, said, monkeypatch):
     warnings = placement.clock_warnings()
     placement.close()
     assert len(warnings) == (said is not None)
-    assert all(f"the clock of host a {said}" in warning for warning in warnings)
+    assert all(warning.startswith(f"the clock of host a {said[0]}") and warning.endswith(said[1]) for warning in warnings)
