@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -81,6 +82,39 @@ class Unflushed:
                 if before is not None:
                     with open(path, "wb") as file:
                         file.write(before)
+
+
+class FailsOnce(Unflushed):
+    """As `Unflushed`, and one flush of a file fails: the system takes its content for written, and the device lacks it.
+
+    Args:
+        failing: Number of the flush that fails, from 1.
+    """
+
+    def __init__(self, failing):
+        super().__init__()
+        self.flushes, self.failing, self.device = 0, failing, {}
+
+    def flushed(self, fd):
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path in self.files:
+            self.flushes += 1
+            content, writes = self.files[path]
+            if self.flushes == self.failing:
+                self.device[path] = bytearray(content)
+                super().flushed(fd)
+                raise OSError(errno.EIO, "Input/output error")
+            for offset, data in writes if path in self.device else ():
+                self.device[path][offset : offset + len(data)] = data
+        super().flushed(fd)
+
+    def lose_all(self):
+        """Leave in the folder what a power failure leaves of it."""
+        self.lose(random.Random(0), 0.0)
+        for path, content in self.device.items():
+            if os.path.exists(path):
+                with open(path, "wb") as file:
+                    file.write(content)
 
 
 @contextmanager
@@ -289,6 +323,28 @@ def test_whatever_a_power_failure_loses_of_a_killed_process_there_is_one_charge_
         ledger.close()
         answered.add(sent is not None)
     assert answered == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("step_type", "changes"), [(FakeStep, {}), (StatelessStep, {"most_stored": 0})], ids=["stored", "computed again"]
+)
+def test_a_flush_that_fails_loses_no_charge_of_the_process_that_comes_after_it(tmp_path, step_type, changes):
+    """The next process took the content for written. Its answer left, and a power failure took the charge along, or the ledger."""
+    before = used_ledger(tmp_path / "before", 2, step_type)
+    for failing in itertools.count(1):
+        folder, fake, lost = tmp_path / str(failing), step_type(), FailsOnce(failing)
+        shutil.copytree(before, folder)
+        with suppress(OSError):
+            ask_until_killed(folder, task(3), fake, None, lost, **changes)
+        if not lost.device:
+            break
+        sent = ask_until_killed(folder, task(3), fake, None, lost, **changes)
+        lost.lose_all()
+        ledger, gate = open_gate(folder, **changes)
+        assert gate.answer(task(3), allow, fake).release == sent.release
+        assert (len(ledger.charges(JOB)), len(set(fake.keys))) == (3, 1)
+        ledger.close()
+    assert failing > 2
 
 
 LONG = DPSGDSlot("long" * 1000, 0.1, 7)  # its line does not fit a slot of the journal: the journal is replaced

@@ -6,7 +6,8 @@ import os
 from itertools import chain, takewhile
 from pathlib import Path
 
-from dpcfl_net.core.atomic import Buffer, replacing, sync_file, sync_folder, write_all
+from dpcfl_net.core.atomic import Buffer, replacing, sync_folder, write_all
+from dpcfl_net.core.files import naming
 
 
 class Disk:
@@ -51,11 +52,18 @@ class Disk:
             self.sync_folder(folder.parent)
 
     def sync_tree(self, folder: Path) -> None:
-        """Flush a folder, its name and all files in it and below, also what a killed process wrote there without a flush."""
+        """Flush a folder, its name and all files in it and below, also what another process wrote there without a flush.
+
+        The files are written again first: if a flush has failed, the system takes their content for written, and the next flush does
+        not write it.
+        """
         if self.durable:
             for parent, _, names in os.walk(folder):
                 for name in names:
-                    sync_file(Path(parent, name))
+                    path = Path(parent, name)
+                    with naming(path), path.open("r+b", buffering=0) as file:
+                        self.write_at(file.fileno(), 0, file.read())
+                        os.fsync(file.fileno())
                 sync_folder(Path(parent))
             sync_folder(folder.parent)
 
