@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic_core import from_json
+from pydantic import TypeAdapter, ValidationError
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
@@ -32,6 +32,7 @@ FOLDER = "aggregator"  # below the agent's folder
 ANY_PORT = "tcp://127.0.0.1:*"  # its workers are on the same host
 LOOK_S = 0.05  # between looks at the address of an aggregator that starts
 MOST_READ = 1 << 20  # bytes of records in one report
+_LINE: TypeAdapter[dict[str, object]] = TypeAdapter(dict[str, object])
 
 
 class HostAggregator:
@@ -200,7 +201,6 @@ class _Tail:
 def _parsed(text: bytes) -> dict[str, object] | None:
     """Parse a line; None for the rest of one that a crash has cut, and for one nested so deeply that no report can hold it."""
     try:
-        line = from_json(text)
-    except ValueError:
+        return _LINE.validate_json(text)
+    except ValidationError:
         return None
-    return line if isinstance(line, dict) else None
