@@ -176,6 +176,9 @@ def _number_or_sizes(value: Any) -> Any:
     )
 
 
+GpuUuid = Annotated[str, Field(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]
+
+
 class RuntimeSettings(Section):
     """The `runtime` section."""
 
@@ -193,7 +196,7 @@ class RuntimeSettings(Section):
         description="device of the workers: auto (GPUs if available and torch is built with CUDA), cpu, cuda (all GPUs), "
         "cuda:N (one, from 0); results on a GPU differ in bits from the CPU",
     )
-    gpus: list[Annotated[str, Field(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]] = Field(
+    gpus: list[GpuUuid] = Field(
         default=[], description="UUIDs of the only GPUs or MIG slices to use, as printed by nvidia-smi -L"
     )
     gpu_placement: Literal["round-robin", "free-memory"] = Field(

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from dpcfl_net.core.clock import wait_awake
-from dpcfl_net.core.errors import DpcflError, LedgerError, Refused, RunFailed
+from dpcfl_net.core.errors import ConfigError, DpcflError, LedgerError, Refused, RunFailed
 from dpcfl_net.core.files import reason
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement.base import LOST, ClientRange, Node
 from dpcfl_net.launch.placement.connection import HostConnection
 from dpcfl_net.launch.placement.ledger_copies import copied_counter, extend_copy
@@ -57,6 +58,7 @@ class Host:
         workers: Share of the worker processes relative to other hosts; None: number of cores.
         data_root: Folder of the data sets there.
         location: The engine's name for the host.
+        gpus: UUIDs of the only GPUs to use there; empty: those of the configuration.
     """
 
     name: str
@@ -64,6 +66,22 @@ class Host:
     workers: int | None = None
     data_root: str | None = None
     location: str | None = None
+    gpus: tuple[str, ...] = ()
+
+    def runtime(self, common: RuntimeSettings) -> RuntimeSettings:
+        """Return the settings of this host.
+
+        Args:
+            common: The configuration's `runtime` section.
+
+        Raises:
+            ConfigError: If the host has GPUs to use, and the section names another device.
+        """
+        if self.gpus and common.device not in ("auto", "cuda"):
+            raise ConfigError(
+                f"gpus of host {self.name} is {list(self.gpus)}: runtime.device must be cuda or auto with it, got {common.device!r}"
+            )
+        return common.model_copy(update={"gpus": list(self.gpus)}) if self.gpus else common
 
 
 @dataclass(eq=False)

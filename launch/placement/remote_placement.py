@@ -161,7 +161,7 @@ class RemotePlacement:
             RunFailed: If a host lacks one, or does not answer.
         """
         for agent in dict.fromkeys(self._agent_of):
-            agent.send(CheckGpus(runtime=runtime))
+            agent.send(CheckGpus(runtime=agent.host.runtime(runtime)))
         for agent in dict.fromkeys(self._agent_of):
             agent.wait_for(agent.has_gpus, HELLO_S)
 
@@ -172,7 +172,7 @@ class RemotePlacement:
             if assigned := self._clients_of(agent, owners.clients):
                 agent.ask_for_keys(PrepareKeys(
                     clients=assigned, existing=self._assigned is not None, identities=owners.identities, aggregator=agent.aggregator,
-                    runtime=owners.runtime,
+                    runtime=agent.host.runtime(owners.runtime),
                 ))  # fmt: skip
         for agent in dict.fromkeys(self._agent_of):
             agent.wait_for(agent.has_keys, HELLO_S)
@@ -216,7 +216,7 @@ class RemotePlacement:
             agent.ledgers = RunFolder(folder).ledgers
             agent.set_job(SetJob(
                 files=files, operator_key=operator_key, connect=addresses.coordinator, observer=addresses.observer,
-                relayed=dict(addresses.relayed), runtime=config.runtime, data_root=agent.host.data_root or config.data.root,
+                relayed=dict(addresses.relayed), runtime=agent.host.runtime(config.runtime), data_root=agent.host.data_root or config.data.root,
                 firsts=[k * size for k, other in enumerate(self._agent_of) if other is agent],
             ))  # fmt: skip
         return RemoteLauncher(

@@ -15,6 +15,7 @@ from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import StrictModel
+from dpcfl_net.experiment.config_schema import GpuUuid
 from dpcfl_net.launch.placement import routes
 from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import CommandConnection
@@ -47,6 +48,7 @@ class Entry(StrictModel):
         workers: Share of the worker processes; None: number of cores.
         python: Python interpreter there; None: that of the file.
         data_root: Folder of the data sets there.
+        gpus: UUIDs of the only GPUs or MIG slices to use there, in place of `runtime.gpus`; empty: those.
     """
 
     name: Annotated[str, Field(pattern=NAME)]
@@ -56,6 +58,7 @@ class Entry(StrictModel):
     workers: Annotated[int, Field(ge=1)] | None = None
     python: Program | None = None
     data_root: Text | None = None
+    gpus: list[GpuUuid] = []
 
     @model_validator(mode="after")
     def _one_way(self) -> Entry:
@@ -112,6 +115,7 @@ class HostsFile(StrictModel):
                 ),
                 entry.workers,
                 entry.data_root,
+                gpus=tuple(entry.gpus),
             )
             for entry in self.hosts
         ]

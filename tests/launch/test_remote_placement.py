@@ -15,6 +15,7 @@ from dpcfl_net.launch.placement.base import Addresses
 from dpcfl_net.launch.placement.messages import FILES, AgentHello, SetJob, read_command
 from dpcfl_net.launch.placement.remote import Host
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
+from dpcfl_net.launch.placement.ssh import HostsFile
 
 LOOPBACK = ListenAddress("127.0.0.1")
 
@@ -81,18 +82,30 @@ def test_a_host_without_workers_has_a_share_for_each_core(opened):
     assert placement.group_sizes(16, 2) == [12, 4]
 
 
-def test_each_host_is_told_its_processes_and_where_its_data_sets_are(opened, tmp_path):
+def test_each_host_is_told_its_processes_its_gpus_and_where_its_data_sets_are(opened, tmp_path):
     for name in FILES:
         (tmp_path / name).write_text(f"of {name}")
     hosts = {"a": Connection(1), "b": Connection(1)}
-    placement = opened(Host("a", lambda: hosts["a"], data_root="/there"), Host("b", lambda: hosts["b"]))
-    config = configuration.load("quickstart", ["data.root=/here", "runtime.clients_per_worker=3"])
+    placement = opened(Host("a", lambda: hosts["a"], data_root="/there", gpus=("GPU-a",)), Host("b", lambda: hosts["b"]))
+    config = configuration.load("quickstart", ["data.root=/here", "runtime.clients_per_worker=3", "runtime.gpus=[GPU-b]"])
     assert placement.assign_hosts(config.data.client_count, 3) == ["a", "b", "a"]
     placement.launcher(tmp_path, config, "key", Addresses("tcp://c:1", "tcp://o:1"))
     jobs = {name: next(one for one in host.sent if isinstance(one, SetJob)) for name, host in hosts.items()}
     assert {name: (job.data_root, job.firsts) for name, job in jobs.items()} == {"a": ("/there", [0, 6]), "b": ("/here", [3])}
+    assert {name: job.runtime.gpus for name, job in jobs.items()} == {"a": ["GPU-a"], "b": ["GPU-b"]}
     assert {(job.connect, job.observer, job.operator_key) for job in jobs.values()} == {("tcp://c:1", "tcp://o:1", "key")}
     assert all(job.files == {name: f"of {name}" for name in FILES} for job in jobs.values())
+
+
+def test_the_gpus_of_a_host_are_in_its_hosts_file_and_need_settings_that_use_them(tmp_path):
+    entries = [{"name": "a", "address": "a", "gpus": ["GPU-1", "MIG-2"]}, {"name": "b", "address": "b"}]
+    a, b = HostsFile.model_validate({"hosts": entries}).make_hosts("run", tmp_path, cpu=False)
+    common = configuration.load("quickstart").runtime
+    assert (a.runtime(common).gpus, b.runtime(common)) == (["GPU-1", "MIG-2"], common)
+    with pytest.raises(
+        ConfigError, match=r"gpus of host a is \['GPU-1', 'MIG-2'\]: runtime.device must be cuda or auto with it"
+    ):
+        a.runtime(configuration.load("quickstart", ["runtime.device=cpu"]).runtime)
 
 
 @pytest.mark.parametrize(
