@@ -71,9 +71,11 @@ def test_it_continues_when_a_process_that_was_killed_has_ended(libraries, tmp_pa
         process.close()
 
 
-def test_a_stopped_process_ends_by_the_signal_that_lets_it_close_its_files(libraries, tmp_path):
-    """A stopped process receives SIGTERM only once it continues; SIGKILL would follow."""
-    child = forked(libraries, "dpcfl_net.launch.placement.fork_server:serve", CHANNEL, tmp_path / "log")
+def test_a_stopped_process_ends_by_sigterm_whatever_it_computes(libraries, tmp_path):
+    """A stopped process receives SIGTERM only once it continues, and SIGKILL would follow. What it computes must not delay its end."""
+    child = forked(libraries, "one_operation:compute", str(tmp_path / "begun"), tmp_path / "log")
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
     stopped(child.pid)
-    child_module.stop([child], 30)
-    assert child.wait() == 143
+    child_module.stop([child], 5)
+    assert child.wait() == -signal.SIGTERM
