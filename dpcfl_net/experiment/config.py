@@ -20,7 +20,7 @@ from dpcfl_net.core.types import NoEffect
 from dpcfl_net.data.datasets import repeats
 from dpcfl_net.data.partition import open_set
 from dpcfl_net.data.settings import MOST_CLIENTS
-from dpcfl_net.experiment.config_checks import combination_problems, dataset_problems
+from dpcfl_net.experiment.config_checks import combination_problems, dataset_problems, model_problems
 from dpcfl_net.experiment.config_options import has_option, shared_options, with_algorithm, without_options
 from dpcfl_net.experiment.config_overrides import change, outweighed, plain, with_named_sections
 from dpcfl_net.experiment.config_schema import Config
@@ -171,8 +171,9 @@ def resolve(document: Mapping[str, Any]) -> Config:
         config = Config.model_validate(document, strict=True)
     except ValidationError as error:
         problems += sentences(error, _key_hint)
-        data = document.get("data")
+        data, model = document.get("data"), document.get("model")
         problems += dataset_problems(data.get("dataset")) if isinstance(data, dict) else []
+        problems += model_problems(model.get("name")) if isinstance(model, dict) else []
     if config is not None and not problems:
         problems += combination_problems(config)
     if problems or config is None:

@@ -42,7 +42,7 @@ def combination_problems(config: Config) -> list[str]:
     problems = config.availability.problems(config.rounds, config.data.client_count)
     if problems:  # the setting of all other checks needs a valid schedule
         return problems
-    problems = _model_problems(config.model.name)
+    problems = model_problems(config.model.name)
     if (answers := config.rounds * config.data.client_count) > MOST_ANSWERS:
         problems.append(
             f"rounds is {config.rounds}: times {config.data.client_count} clients gives {answers:,}, "
@@ -278,7 +278,10 @@ def _option_problems(config: Config) -> list[str]:
     return list(found)
 
 
-def _model_problems(name: str) -> list[str]:
+def model_problems(name: object) -> list[str]:
+    """Return a sentence for each problem of `model.name`, without the data; none for a value that is no text."""
+    if not isinstance(name, str):
+        return []
     if not is_plugin(name):
         return _name_problems("model.name", name, models.NAMES)
     try:

@@ -391,15 +391,18 @@ def test_a_bad_configuration_is_refused_by_name(text, problems, words, tmp_path,
     assert done.out == ""
 
 
-def test_an_unknown_data_set_is_reported_with_the_other_mistakes_and_alone_with_its_files(tmp_path, capsys):
+def test_unknown_data_sets_and_models_are_reported_with_the_other_mistakes_and_a_data_set_alone_with_its_files(
+    tmp_path, capsys
+):
     path = tmp_path / "bad.yaml"
     path.write_text(changed({"data.dataset": "csv", "data.files": "{path: x}"}))
     (line,) = call(capsys, "run", path, "--dry-run").err.splitlines()
     assert line.startswith("error: data.dataset is 'csv': must be one of digits, ")
-    path.write_text(changed({"data.dataset": "mnits", "data.nois": "1", "rounds": "1"}))
-    *_, line = lines = call(capsys, "run", path, "--dry-run").err.splitlines()
-    assert len(lines) == 3
+    path.write_text(changed({"data.dataset": "mnits", "data.nois": "1", "rounds": "1", "model.name": "cnnn"}))
+    *_, line, last = lines = call(capsys, "run", path, "--dry-run").err.splitlines()
+    assert len(lines) == 4
     assert "did you mean 'mnist'?" in line
+    assert "did you mean 'cnn'?" in last
 
 
 def test_all_mistakes_of_a_file_come_at_once(tmp_path, capsys):
