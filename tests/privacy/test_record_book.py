@@ -192,6 +192,11 @@ def test_plans_that_differ_are_held_by_a_filter_and_equal_ones_jointly(tmp_path)
         with pytest.raises(Refused, match="by the bound for plans that differ; the budget is 3"):
             enrol(book, "b", events=[second], budget=Budget(3, 1e-4))
         enrol(book, "c", events=[SampledGaussian(8.0, 1.0, 1)], budget=Budget(3, 1e-4))
+        with pytest.raises(
+            Refused, match=r"3 runs with different plans .* AllocatedGaussian has none under zero-out"
+        ) as refused:
+            enrol(book, "d", events=[AllocatedGaussian(9.0, 10, 1)], budget=Budget(3, 1e-4))
+        assert refused.value.code == "budget"
         spent, runs = book.spent("c", 0, 1e-4, exactly, Budget(3, 1e-4))
         assert runs == 2
         plans, delta = [FIRST, SampledGaussian(8.0, 1.0, 1)], 1e-4 * ADAPTIVE_SHARE  # equal plans have the rest of delta

@@ -30,6 +30,7 @@ from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.accounting.adaptive import order_for
+from dpcfl_net.privacy.accounting.event_counts import EventCounts
 from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.book_claims import Budget, Events, PrivacyBudgetClaim, claim_line, read_claim
 from dpcfl_net.privacy.ledger.durable import Disk
@@ -160,6 +161,12 @@ class RecordBook:
     def _hold(self, claim: PrivacyBudgetClaim, histories: list[RecordHistory], budget: Budget, compose: Compose) -> None:
         holder = f"record of client {claim.client}" if claim.unit == "sample" else f"client ({claim.client})"
         for history in histories:
+            if not history.equal and (unbounded := _without_renyi_bound(history.events, claim.adjacency)):
+                raise Refused(
+                    "budget",
+                    f"{history.jobs} runs with different plans on a {holder} are added up by a Renyi bound, and {unbounded} has none under "
+                    f"{claim.adjacency}: runs with equal plans, or another book, are needed",
+                )
             epsilon = _epsilon(history, budget, claim.adjacency, compose)
             if not epsilon <= budget.epsilon * (1 + ROUNDING):
                 raise Refused(
@@ -306,6 +313,17 @@ def _epsilon(history: RecordHistory, budget: Budget | float, adjacency: Adjacenc
         return compose(history.events, share * budget.delta, adjacency)
     delta = ADAPTIVE_SHARE * budget.delta
     return compose(history.events, delta, adjacency, order_for(budget.epsilon, delta))
+
+
+def _without_renyi_bound(events: Events, adjacency: Adjacency) -> str:
+    """Name the first event that a Renyi filter has no bound for; empty if there is none."""
+    for event in events:
+        try:
+            for mechanism in EventCounts().add([event]).merged().mechanisms:
+                mechanism.check(adjacency, "rdp")
+        except ValueError:
+            return type(event).__name__
+    return ""
 
 
 def repeated(kinds: Sequence[tuple[Events, int]]) -> Events:
