@@ -16,6 +16,7 @@ TOWARDS = {"localhost": "127.0.0.1", "vm": "127.0.0.1", "far": "10.0.0.5", "fart
 SSH = """#!/bin/sh
 for name; do :; done
 [ "$name" != alias ] || name=far
+[ "$2 $3 $name" != "-F own mine" ] || name=farther
 echo user me
 echo "hostname ${name#*@}"
 """
@@ -44,6 +45,8 @@ def test_the_address_is_that_on_the_route_to_another_machine():
     assert address("localhost", "farther", "far") == "192.168.0.5"
     assert address("localhost", "me@vm") == "127.0.0.1"
     assert address("far", "pod") == "10.0.0.5"
+    file = HostsFile.model_validate({"hosts": [{"name": "h", "address": "mine", "options": ["-F", "own"]}]})
+    assert own_address(file) == "192.168.0.5"  # by the options of the host
 
 
 @pytest.mark.parametrize("hosts", [["pod", "far"], ["localhost", "pod"]])
