@@ -98,8 +98,21 @@ def test_divergence_is_negligible_at_full_scale_and_total_where_noise_is_too_coa
     assert code.divergence(0) == 0
     coarse = SumCode(d=10, participants=1000, honest=1000, noise_multiplier=1e-5, clip=1.0)
     assert coarse.share_deviation < 2
-    assert coarse.divergence(1) == 1
+    assert (coarse.divergence(0), coarse.divergence(1)) == (0, 1)
     assert SumCode(d=10, participants=3, honest=1, noise_multiplier=1.0, clip=1.0).divergence(1000) == 0
+
+
+def test_divergence_is_the_sum_of_the_three_distances_of_the_proof() -> None:
+    code, releases = SumCode(d=50, participants=300_000_000, honest=3, noise_multiplier=0.5, clip=1.0), 3
+    s, m, count = code.share_deviation, 3, releases * 50
+    terms = (
+        math.sqrt(count * m * rounding_divergence(s) / 2),
+        10 * count * m * math.exp(-((math.pi * s) ** 2)),
+        math.sqrt(count * rounding_divergence(s * math.sqrt(m)) / 2),
+    )
+    assert min(terms) > 1e-13 * max(terms)  # each is seen
+    assert code.divergence(releases) == pytest.approx(math.fsum(terms), rel=1e-14)
+    assert code.divergence(10**6) == 1
 
 
 def test_divergence_covers_the_summed_distances() -> None:
@@ -154,7 +167,7 @@ def test_rounding_can_use_its_part_of_the_sensitivity() -> None:
     code = SumCode(d=10_000, participants=5, honest=4, noise_multiplier=1.0, clip=1.0, largest=10.0, rounded=True)
     half = np.full(code.d, 0.4999 / code.scale)
     moved = code.encode(half + 0.0002 / code.scale).astype(np.int64) - code.encode(half)
-    assert np.linalg.norm(moved) == math.sqrt(code.d) <= code.sensitivity - code.scale
+    assert np.linalg.norm(moved) == math.sqrt(code.d) <= code.sensitivity - code.scale <= (1 + 2.0**-19) * math.sqrt(code.d)
 
 
 @pytest.mark.parametrize("rounded", [False, True])
