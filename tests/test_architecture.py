@@ -37,10 +37,14 @@ def package(module: str) -> str:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path, everywhere: bool = True) -> frozenset[str]:
     """Modules that a file imports, for types only or not; with `everywhere` those that its functions import, too."""
-    tree = ast.parse(path.read_text())
-    found = set()
+    tree, found = tree_of(path), set()
     for node in ast.walk(tree) if everywhere else tree.body:
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
@@ -114,9 +118,20 @@ def test_the_coordinator_imports_neither_data_nor_experiment():
     assert not {package(module) for module in seen} & {"data", "experiment", "results", "report", "launch"}
 
 
+def calls(path: Path) -> list[tuple[str, str]]:
+    """Name and text of each call of a file that may execute text or objects of another."""
+    if not re.search(r"\b(eval|exec|compile|__import__|load)\(", path.read_text()):
+        return []
+    found = [(ast.unparse(node.func), node) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    return [(name, ast.unparse(node)) for name, node in found]
+
+
 def test_no_pickle_and_no_eval_anywhere():
     for path in MODULES.values():
         assert not {"pickle", "dill", "cloudpickle", "shelve"} & imports(path), path
+        for name, text in calls(path):
+            assert name not in ("eval", "exec", "compile", "__import__") or text == "exec('')", f"{path}: {text}"
+            assert name not in ("np.load", "numpy.load", "torch.load") or "allow_pickle=False" in text, f"{path}: {text}"
 
 
 @pytest.mark.parametrize("moved", plugins.MOVED.values())
