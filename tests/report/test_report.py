@@ -268,6 +268,9 @@ def test_the_servers_view_of_the_data_is_the_clients_numbers_of_records(tmp_path
     (folder / "protocol.json").write_text(json.dumps({**document, "roster": roster}), encoding="utf-8")
     seen = {name: server for name, server, _ in two_views(read_run(folder))}
     assert seen["The data"] == said
+    write_lines(folder / "roster.jsonl", roster)
+    (folder / "protocol.json").write_text(json.dumps({**document, "roster": {"clients": len(roster)}}), encoding="utf-8")
+    assert {name: server for name, server, _ in two_views(read_run(folder))} == seen  # in jobs of either format
 
 
 def test_true_clusters_beyond_the_alphabet_have_numbers(tmp_path: Path) -> None:
@@ -405,15 +408,26 @@ def test_odd_values_in_lines_do_not_stop_the_page(tmp_path: Path) -> None:
     write_lines(
         folder / "metrics.jsonl",
         [
-            {"view": "observer", "round": 3, "accuracy_mean": "high", "accuracy_by_cluster": [None, float("nan"), 0.5, "x"]},
-            {"view": "server", "round": 3, "bytes_up": None, "missing": None},
+            {"view": "observer", "round": 3, "accuracy_mean": "high", "accuracy_by_cluster": [None, 0.5, "x"], "ari": [1]},
+            {"view": "observer", "round": 3, "accuracy_mean": 0.5, "accuracy_by_cluster": [float("nan")]},  # damaged
+            {"view": "server", "round": 3, "missing": None, "late": "x", "away": 2, "answered": [], "paused_s": "x"},
+            {"view": "server", "round": 3, "bytes_up": None},  # damaged
+            {"view": "server", "round": -1, "missing": []},
         ],
     )
     write_lines(
         folder / "clusters.jsonl",
-        [{"view": "server", "round": 3, "assignment": [0, None, "x", 2.0, -1], "diagnostics": {"sizes": [None]}}],
+        [
+            {"view": "server", "round": 3, "assignment": [0, None, "x", 2.0, -1], "diagnostics": {"sizes": [None]}},
+            {"view": "observer", "round": 3, "recovered": "x", "ari": None, "minority_recovered": 2},
+            {"view": "server", "round": -1, "assignment": [0]},
+        ],
     )
     write_lines(folder / "spans.jsonl", [{"who": 3, "what": None, "round": 3, "start": 5, "end": 1}])
+    view = read_run(folder)
+    assert [note for note in view.notes if "damaged" in note] == ["metrics.jsonl: 2 damaged line(s) left out"]
+    assert {*view.served, *view.observed, *view.grouping, *view.agreement} == {1, 2, 3}
+    assert view.grouping[3]["assignment"] == [0, None, None, 2, None]
     assert "NaN" not in re.search(r"const figures = (.*);\n", own_part(write_report(folder)))[1]
 
 
@@ -473,9 +487,15 @@ def test_rounds_and_clients_of_a_run_are_those_of_the_signed_job_before_its_firs
     (folder / "config.yaml").write_text(config.replace("rounds: 40", "rounds: 50"), encoding="utf-8")
     (folder / "experiment.json").unlink()
     view = read_run(folder)
-    assert (view.rounds, view.clients, view.true_clusters) == (40, 21, [])
+    assert (view.rounds, view.clients, view.true_clusters, view.notes) == (40, 21, [], [])
     (folder / "protocol.json").unlink()
     assert (read_run(folder).rounds, read_run(folder).clients) == (50, 0)
+    write_lines(folder / "clusters.jsonl", [{"view": "server", "round": 1, "assignment": [0, 1, 1]}])
+    assert read_run(folder).clients == 3
+    write_lines(folder / "metrics.jsonl", [{"view": "observer", "round": 1, "accuracy_by_client": [0.5] * 4}])
+    assert read_run(folder).clients == 4
+    (folder / "protocol.json").write_text('{"roster": {"clients": 5}}', encoding="utf-8")  # with roster.jsonl beside it
+    assert read_run(folder).clients == 5
 
 
 def test_groups_take_the_colour_of_their_true_cluster(finished: Path) -> None:

@@ -22,7 +22,8 @@ def final(folder: Path, job: Any, state: str) -> dict[str, Any]:
 
 def test_a_finished_run_whose_last_round_was_not_measured_has_no_final_accuracy(tmp_path: Path, in_process: dpcfl.Run) -> None:
     folder, rounds = Path(shutil.copytree(in_process.path, tmp_path / "run")), in_process.rounds
-    assert final(folder, in_process.job, "finished")["accuracy_mean"] == rounds[2].accuracy
+    whole = final(folder, in_process.job, "finished")
+    assert (whole["accuracy_mean"], whole["accuracy_by_cluster"]) == (rounds[2].accuracy, [*rounds[2].accuracy_by_cluster])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / "metrics.jsonl").unlink()
     write_lines(folder / "metrics.jsonl", [line for line in lines if (line["view"], line["round"]) != ("observer", 3)])

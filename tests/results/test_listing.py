@@ -157,7 +157,15 @@ def test_an_unfinished_run_is_read_from_its_rounds(tmp_path: Path) -> None:
     view = read_unfinished(folder, "interrupted")
     assert (view.state, view.run["bytes_up"], "final" in view.run) == ("interrupted", 2 * 21 * 116_000, False)
     assert view.run["wall_s"] == pytest.approx(8.2)
-    assert read_unfinished(write_run(tmp_path / "done", 2), "finished").run["wall_s"] == 168.2
+    done = write_run(tmp_path / "done", 2)
+    for state in ("finished", "failed"):  # a run that ended has its own figures
+        assert read_unfinished(done, state).run["wall_s"] == 168.2
+    document = json.loads((done / "run.json").read_text())
+    (done / "run.json").write_text(
+        json.dumps({**document, "final": {"accuracy_mean": None}})
+    )  # its last round was not measured
+    assert read_unfinished(done, "finished").run["wall_s"] == 168.2
+    assert read_unfinished(write_start(tmp_path / "begun", 6), "running").run["wall_s"] is None
 
 
 def test_a_run_has_the_names_of_the_first_of_its_files_that_has_any(tmp_path: Path) -> None:
