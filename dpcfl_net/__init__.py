@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from dpcfl_net.federation.base import Results as Results
     from dpcfl_net.federation.capabilities import Capabilities as Capabilities
     from dpcfl_net.federation.capabilities import Setting as Setting
+    from dpcfl_net.federation.central_context import CentralContext as CentralContext
     from dpcfl_net.federation.client import Client as Client
+    from dpcfl_net.federation.clipped_sums import ClippedSums as ClippedSums
     from dpcfl_net.launch.api import TuneOptions as TuneOptions
     from dpcfl_net.launch.api import account as account
     from dpcfl_net.launch.api import compare as compare
@@ -77,7 +79,9 @@ _NAMES = {
     "experiment.config_schema": ("Config",),
     "federation.base": ("Federation", "Results"),
     "federation.capabilities": ("Capabilities", "Setting"),
+    "federation.central_context": ("CentralContext",),
     "federation.client": ("Client",),
+    "federation.clipped_sums": ("ClippedSums",),
     "launch.api": ("TuneOptions", "account", "compare", "load", "open_run", "resume", "run", "sweep", "tune"),
     "launch.api_results": ("SweepResult", "TuneResult"),
     "privacy.events.allocated_gaussian": ("AllocatedGaussian",),

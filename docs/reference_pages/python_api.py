@@ -22,8 +22,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "Results": ("Run", "RoundMetrics", "SweepResult", "Comparison", "Config"),
     "Errors": ("DpcflError", "ConfigError", "DataMissing", "Refused", "LedgerError", "RunFailed", "StopRun"),
     "To write an algorithm": (
-        "Algorithm", "Options", "on_client", "on_central_server", "Client", "Federation", "Results", "State", "Release", "TensorSpec",
-        "Capabilities", "Setting",
+        "Algorithm", "Options", "on_client", "on_central_server", "Client", "CentralContext", "ClippedSums", "Federation", "Results",
+        "State", "Release", "TensorSpec", "Capabilities", "Setting",
     ),
     "Slots of a plan": (
         "DPSGDSlot", "GaussianSlot", "SelectionSlot", "SecureSlot", "StageSlot", "CentralSlot", "LabelledCentralSlot", "LabelSlot",
@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "LabelledFixedSizeGaussian", "DataFree", "Unprotected",
     ),
 }  # fmt: skip
-RECEIVED = ("Client",)  # an algorithm is given it, and does not make one
+RECEIVED = ("Client", "CentralContext")  # an algorithm is given it, and does not make one
 WITHOUT_MEMBERS = ("Config", "Options")  # configuration-keys.md lists the fields
 
 

@@ -160,7 +160,7 @@ class CentralDPServer:
         if answer.status == "lost":
             return None
         if answer.status != "release":
-            raise RunFailed(f"the central server's gate refused round {fed.round}: {answer.code} {answer.reason}")
+            raise RunFailed(f"the central server's gate refused round {fed.round}: {answer.code}: {answer.reason}")
         if self._keep:
             folder = self._ledger.folder / PUBLISHED
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -53,7 +53,7 @@ class ClippedSums:
 
         Args:
             client: Client id.
-            parts: Parts of the update and their blocks.
+            parts: (block, vector) of each part of the update; a vector is (p,).
             counted_in: Block in which the client is counted, if clients are counted.
             weight: Factor of the clipped update, from 0 to 1.
 
