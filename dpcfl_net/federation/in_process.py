@@ -77,10 +77,10 @@ class InProcessFederation(Federation):
         """Say why the server refuses a release, in the words of the wire; empty if it does not."""
         bad = next((name for name, array in release.items() if not finite(array)), None)
         if bad is not None:
-            return f"non-finite tensor {bad} holds a NaN or an infinity"
+            return f"non-finite: tensor {bad} holds a NaN or an infinity"
         try:
             if self._check is not None:
                 self._check(client, kind, release)
         except Refused as refusal:
-            return f"{refusal.code} {refusal.reason}"
+            return f"{refusal.code}: {refusal.reason}"
         return ""

@@ -311,7 +311,7 @@ class NetworkFederation(Federation):
         elif closes:
             # The answer was refused (not finite, out of bounds): the round continues without this client.
             self._give_up(call, client)
-            self.reasons[client] = f"{event.code} {event.reason}"
+            self.reasons[client] = f"{event.code}: {event.reason}"
             self._warn(f"client {client} is out of round {self.round}: {self.reasons[client]}")
 
     def _set_aside(self, event: ServerEvent) -> bool:

@@ -748,7 +748,7 @@ def test_an_update_above_its_bound_is_refused_in_one_process_as_over_the_network
     module("large", LARGE)
     federation = changes.get("federation", "in-process")
     document = quick("large:Large") | {key: value for key, value in changes.items() if key == "network"}
-    with pytest.raises(dpcfl.RunFailed, match=r"norm update norm .* is over the bound"):
+    with pytest.raises(dpcfl.RunFailed, match=r"norm: update norm .* is over the bound"):
         dpcfl.run(document, tmp_path / "runs", federation, progress=False)
 
 

@@ -221,7 +221,7 @@ def test_a_raw_release_that_is_not_finite_is_missing_in_one_process_as_over_the_
     hosts = dict(enumerate(map(Raw, (1.0, bad, 2.0, 3.0))))
     results = InProcessFederation(protocol, hosts, quorum=0.75).call(algorithm_of(protocol).train, common={"model": theta})
     assert (list(results), results.missing) == ([0, 2, 3], [1])
-    with pytest.raises(RunFailed, match=r"3 of 4 clients answered, .*; client 1: non-finite tensor update holds"):
+    with pytest.raises(RunFailed, match=r"3 of 4 clients answered, .*; client 1: non-finite: tensor update holds"):
         InProcessFederation(protocol, hosts).call(algorithm_of(protocol).train, common={"model": theta})
 
 
