@@ -6,6 +6,7 @@ from typing import Any
 
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.federation.plan_examples import plan_examples
+from dpcfl_net.federation.secure_claim import has_secret_coins
 from dpcfl_net.privacy.slots import SecureSlot, StageSlot
 
 SERVER_SEES = (
@@ -50,13 +51,11 @@ def secure_sums(algorithm: Algorithm) -> dict[str, Any]:
     terms = protocol.privacy.secure_aggregation
     assert terms is not None  # a protocol with this trust has them
     sizes = {n: code.honest + terms.colluders for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n))}
-    slots = (slot for entry in plan_examples(algorithm) for slot in algorithm.plan(entry))
-    secret = protocol.privacy.unit == "client" and all(slot.rate < 1 for slot in slots if isinstance(slot, SecureSlot))
     return {
         "participants": {"min": min(sizes), "max": max(sizes)},
         "answers": {"min": min(sizes.values()), "max": max(sizes.values())},
         "colluders": terms.colluders,
-        "participation": "secret coins" if secret else "visible",
+        "participation": "secret coins" if has_secret_coins(algorithm) else "visible",
         "single_releases": has_single_releases(algorithm),
     }
 
