@@ -379,11 +379,13 @@ def answers_after_a_crash(job, folder, ledgers: str, patch) -> tuple[dict, dict,
 
     The server asks for signatures of the survivors; or it plays the next round, and asks for the masked vectors after it.
     """
-    ended, waiting, end_s = threading.Event(), set[str](), job.protocol.local.deadline_s
+    ended, writing, waiting, end_s = threading.Event(), set[str](), set[str](), job.protocol.local.deadline_s
 
     def wait(moment: float) -> None:
-        if moment - time.monotonic() > 0.9 * end_s:  # the deadline, and not its last quarter, for which nobody waits here
-            waiting.add(threading.current_thread().name)
+        """Wait for a deadline until the processes end, and not at all for its last quarter."""
+        name, left = threading.current_thread().name, (moment - time.monotonic()) / end_s
+        (waiting if left > 0.9 else writing if left > 0.7 else set()).add(name)
+        if left > 0.9:
             ended.wait()
 
     patch.setattr(worker, "_sleep_until", wait)
@@ -393,6 +395,7 @@ def answers_after_a_crash(job, folder, ledgers: str, patch) -> tuple[dict, dict,
                 server.send_task(client, 1, "masked_update", task)
             while len(trained) + len(waiting) < len(tasks):
                 server.poll(0.02)
+            assert waiting <= writing  # of a result nothing is written before the last quarter
             for name in ("signing", "later"):  # what the disk holds if all processes end now
                 shutil.copytree(folder / ledgers, folder / f"{ledgers} {name}")
         finally:
