@@ -68,8 +68,10 @@ class Asynchronous(Options):
         least = synchronous + ceil(self.buffer * (rounds - synchronous) / n)
         if not least <= most <= rounds:
             first = f"up to {synchronous} rounds are synchronous and the other " if synchronous else ""
-            why = f"since {first}{rounds - synchronous} rounds take {self.buffer} participations each, a client at most one of them"
-            problems.append(f"{name}.participations is {most}: must be {least} to {rounds}, {why}")
+            left, allowed = rounds - synchronous, str(rounds) if least == rounds else f"{least} to {rounds}"
+            rest = "1 round takes" if left == 1 else f"{left} rounds take"
+            why = f"since {first}{rest} {self.buffer} participations{' each' if left > 1 else ''}, at most one a round from each client"
+            problems.append(f"{name}.participations is {most}: must be {allowed}, {why}")
         if self.concurrency is not None and not self.buffer <= self.concurrency <= n:
             problems.append(f"{name}.concurrency is {self.concurrency}: must be from the buffer, {self.buffer}, to {n} clients")
         if self.durations is not None and (len(self.durations) != n or min(self.durations) <= 0):

@@ -322,7 +322,7 @@ TRUSTED = {**SMALL["privacy"], "unit": "client", "trust": "trusted-server", "del
         ({"name": "oracle", "asynchronous": {"buffer": 2, "concurrency": 1}}, {}, "concurrency is 1: must be from the buffer, 2"),
         ({"name": "global", "asynchronous": {"buffer": 2, "durations": [1.0]}}, {}, "durations is [1.0]: must be 4 numbers"),
         ({"name": "global", "asynchronous": {"bufer": 2}}, {}, "did you mean 'algorithm.asynchronous.buffer'"),
-        ({"name": "r-dpcfl", "asynchronous": {"buffer": 2, "participations": 3}}, {}, "up to 3 rounds are synchronous and the other 1"),
+        ({"name": "r-dpcfl", "asynchronous": {"buffer": 2, "participations": 3}}, {}, "must be 4, since up to 3 rounds are synchronous and the other 1 round takes 2"),
         ({"name": "rc-dpfl", "asynchronous": {"buffer": 2}}, {}, "have it, whose clusters do not change after the first rounds"),
         ({"name": "em-fdro", "asynchronous": {"buffer": 2}}, {}, "have it, whose clusters do not change after the first rounds"),
         ({"name": "dp-fedper", "asynchronous": {"buffer": 2}}, TRUSTED, "a participation is no round"),
