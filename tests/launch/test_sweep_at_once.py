@@ -19,9 +19,9 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import sweep_grid, sweeps
-from dpcfl_net.launch.cells import in_time, memory, process
+from dpcfl_net.launch.cells import in_time, local, memory, process
 from dpcfl_net.launch.cells.labels import labels
-from dpcfl_net.launch.cells.local import CellProcess, share
+from dpcfl_net.launch.cells.local import CellProcess, LocalCells, share
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.cells.queue import CellQueue
 from dpcfl_net.launch.cells.run_cell import with_slots
@@ -194,6 +194,74 @@ def test_the_note_on_memory_warns_only_if_the_cells_may_not_fit(tmp_path):
     assert "warning" not in memory.note(cells, 4, available=64 << 30)
     assert memory.note(cells, 4, available=1 << 30).startswith("warning: 4 cells at once take about ")
     assert memory.note(cells[:2], 4, available=64 << 30).startswith("2 cells at once")
+
+
+# Stands in for `cells.process`: each cell ends as its seed says, and tells its slots as its seconds.
+PLAYED = """
+import json, os, signal, sys, time
+for line in sys.stdin:
+    cell = json.loads(line)
+    seed = cell["config"]["seed"]
+    if seed == 1:
+        sys.exit("burnt")
+    if seed == 5:  # ends as it is stopped
+        signal.signal(signal.SIGTERM, lambda *_: stopped.append(0))
+    if seed > 3:
+        stopped = []
+        open(cell["run"], "x").close()
+        while not stopped:
+            time.sleep(0.01)
+    outcome = dict(state="interrupted" if seed == 3 else "finished", cached=False, seconds=float(cell["slots"]), error="")
+    os.write(1, b"no outcome" if seed == 2 else json.dumps(outcome).encode())
+    os.write(1, b"\\n")
+"""
+
+
+def test_processes_run_one_cell_after_another_and_report_every_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "MAIN", PLAYED)
+    monkeypatch.setattr(local, "usable_cores", lambda: 5)
+    configs = [configuration.load(tiny(tmp_path), [f"seed={seed}"]) for seed in range(6)]
+    store = tmp_path / "store"
+    store.mkdir()
+    place, ended = LocalCells(tmp_path / "sweep", configs, store, 2), {}
+
+    def start(*cells: int, left: int) -> None:
+        for cell in cells:
+            assert place.free()
+            place.start(cell, left)
+
+    def take(count: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(ended) < count:
+            assert time.monotonic() < deadline
+            ended.update(place.wait([], 20))
+
+    try:
+        start(0, 1, left=6)
+        assert not place.free()
+        take(2)
+        assert (ended[0].state, ended[0].seconds, ended[0].folder.parent) == ("finished", 3.0, store)  # 5 cores for 2 cells
+        burnt = f"its process ended with code 1: burnt (log: {tmp_path}/sweep/logs/cells_1.log)"
+        assert (ended[1].state, ended[1].error) == ("failed", burnt)
+        start(2, 3, left=1)
+        take(4)
+        assert (ended[2].state, "outcome" in ended[2].error) == ("failed", True)
+        assert (ended[3].state, ended[3].seconds, ended[3].error) == ("failed", 5.0, "stopped by a signal")
+        start(4, 5, left=2)
+        runs = [sweep_grid.cell_folder(config, store) for config in configs[4:]]
+        deadline = time.monotonic() + 60
+        while not all(run.exists() for run in runs):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert place.wait([], 0) == []
+        assert place.stop() == [
+            (4, CellOutcome(runs[0], "interrupted")), (5, CellOutcome(runs[1], "finished", seconds=3.0)),
+        ]  # fmt: skip
+        assert place.free()
+    finally:
+        place.close()
+    assert sorted(log.name for log in (tmp_path / "sweep/logs").iterdir()) == [f"cells_{k}.log" for k in range(3)]
+    assert not [child for child in psutil.Process().children() if PLAYED in child.cmdline()]
 
 
 # What other processes read
