@@ -194,6 +194,9 @@ def test_the_note_on_memory_warns_only_if_the_cells_may_not_fit(tmp_path):
     assert "warning" not in memory.note(cells, 4, available=64 << 30)
     assert memory.note(cells, 4, available=1 << 30).startswith("warning: 4 cells at once take about ")
     assert memory.note(cells[:2], 4, available=64 << 30).startswith("2 cells at once")
+    many = configuration.load(tiny(tmp_path, runtime={}), ["data.clients=[2,2]"])
+    largest = memory.note([many] * 2, 2, available=64 << 30)
+    assert memory.note([*cells, many, many], 2, available=64 << 30) == largest != memory.note(cells, 2, available=64 << 30)
 
 
 # Stands in for `cells.process`: each cell ends as its seed says, and tells its slots as its seconds.
