@@ -359,6 +359,9 @@ def test_the_table_has_mean_and_spread_of_the_final_runs_that_have_finished(tmp_
     first, second = (100 * summary.read_document(outcome.folder)["final"]["accuracy_mean"] for outcome in one.outcomes)
     other.outcomes[0] = CellOutcome(other.outcomes[0].folder, "failed")
     alone = 100 * summary.read_document(other.outcomes[1].folder)["final"]["accuracy_mean"]
+    told = output.document(study)["algorithms"].values()
+    assert [part["joint"] is None for part in told] == [False, True]  # a run that failed may have no job
+    assert [[final["accuracy_mean"] is None for final in part["final"]] for part in told] == [[False, False], [True, False]]
     said = [row[-1] for row in output.chosen_table(study).rows]
     assert said == [f"{(first + second) / 2:.1f} % +- {abs(first - second) / 2**0.5:.1f}", f"{alone:.1f} %"]
 
