@@ -28,8 +28,9 @@ def diagnostics(view: RunView) -> list[Figure]:
     names = list(dict.fromkeys(name for line in lines.values() for name in line))
     curves = {name: {at: number(line.get(name)) for at, line in lines.items()} for name in names}
     curves = {name: curve for name, curve in curves.items() if _changes(curve)}
-    tables = {name: {at: numbers(line, name) for at, line in lines.items() if len(listed(line, name)) > 1} for name in names}
-    return [_curves(curves), *(_heat_map(name, table, view.clients) for name, table in tables.items() if _changes(table))]
+    tables = {name: {at: numbers(line, name) for at, line in lines.items() if listed(line, name)} for name in names}
+    shown = {name: table for name, table in tables.items() if _changes(table) and max(map(len, table.values())) > 1}
+    return [_curves(curves), *(_heat_map(name, table, view.clients) for name, table in shown.items())]
 
 
 def _changes(values: dict[int, Any]) -> bool:
@@ -67,7 +68,7 @@ def _heat_map(name: str, table: dict[int, list[float | None]], clients: int) -> 
         caption = f"Quantiles of {count:,} values, as the server computed them."
         lines = quantile_lines(table, "{:.4g}")
         return Figure(_key(name), f"Diagnostics: {name}", caption, spec(lines, 320, xaxis=axis("round"), yaxis=axis(name)))
-    row = "client" if count == clients else "cluster"
+    row = "client" if all(len(values) == clients for values in table.values()) else "cluster"
     cells = [[item(values, k) for values in table.values()] for k in range(count)]
     words = [
         [

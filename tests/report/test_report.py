@@ -757,17 +757,22 @@ def test_numbers_as_words(found: str, wanted: str) -> None:
 
 
 def test_diagnostics_are_drawn_whatever_they_are_called(tmp_path: Path) -> None:
-    """Numbers become lines, lists become heat maps, words and short lists neither."""
+    """Numbers become lines, lists become heat maps, words and lists of one value neither. Rounds before a split were left out."""
     folder = write_run(tmp_path / "run", 3)
+    shown = {"a word": "x", "split": [0]}
     lines = [
-        {"view": "server", "round": t, "diagnostics": {"new figure": t / 2, "a word": "x", "by client": [t] * 21, "one": [t]}}
+        {"view": "server", "round": t, "diagnostics": {"new figure": t / 2, "by client": [t] * 21, "one": [t], **shown}}
         for t in (1, 2, 3)
     ]
+    lines[2]["diagnostics"]["split"] = [*range(21)]  # from one cluster to one for each client
     write_lines(folder / "clusters.jsonl", lines)
     curves, heat = (figure.spec["data"] for figure in diagnostics(read_run(folder))[:2])
     assert {trace["name"]: trace["y"] for trace in curves}["new figure"] == [0.5, 1.0, 1.5]
     by_name = {figure.title: figure.spec for figure in diagnostics(read_run(folder))}
-    assert set(by_name) == {"Diagnostics of the algorithm", "Diagnostics: by client"}
+    assert set(by_name) == {"Diagnostics of the algorithm", "Diagnostics: by client", "Diagnostics: split"}
+    split = by_name["Diagnostics: split"]
+    assert split["data"][0]["z"][:2] == [[0, 0, 0], [None, None, 1]]
+    assert split["layout"]["yaxis"]["title"]["text"] == "cluster"
     assert heat[0]["z"] == [[1, 2, 3]] * 21
     assert by_name["Diagnostics: by client"]["layout"]["yaxis"]["title"]["text"] == "client"
     (found,) = (figure for figure in diagnostics(read_run(folder)) if figure.title == "Diagnostics: by client")
