@@ -80,12 +80,17 @@ def require_safe(address: str, security: str) -> None:
     """
     if security not in ("curve", "none"):
         raise ConfigError(f"transport.security must be curve or none, got {security!r}")
+    host = host_of(address)
+    if security == "none" and not is_loopback(host):
+        raise ConfigError(f"transport.security: none is allowed on loopback only, not on {address}")
+
+
+def host_of(address: str) -> str:
+    """Return the host of an address "tcp://host:port"; ConfigError if it is malformed."""
     form = _ADDRESS.fullmatch(address)
     if form is None or (form["port"] != "*" and int(form["port"]) > 65535):
         raise ConfigError(f"an address must look like tcp://host:port with a port up to 65535, got {shown(address)}")
-    host = form["host"].strip("[]")
-    if security == "none" and not is_loopback(host):
-        raise ConfigError(f"transport.security: none is allowed on loopback only, not on {address}")
+    return form["host"].strip("[]")
 
 
 def require_free(address: str) -> None:

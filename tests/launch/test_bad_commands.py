@@ -179,7 +179,7 @@ ADDRESSES: list[Case] = [
     *(
         (COORDINATOR.replace("tcp://127.0.0.1:0", address) + " --operator-key {operator}", 2, [words])
         for address, words in {
-            "127.0.0.1:5700": "an address must look like tcp://host:port",
+            "127.0.0.1:5700": "'--bind': an address must look like tcp://host:port",
             "tcp://127.0.0.1": "an address must look like tcp://host:port",
             "tcp://127.0.0.1:99999": "a port up to 65535",
             "tcp://127.0.0.1:-1": "an address must look like tcp://host:port",
@@ -187,7 +187,16 @@ ADDRESSES: list[Case] = [
             "tcp://nowhere.invalid:0": "cannot listen on tcp://nowhere.invalid:0",
         }.items()
     ),
-    (f"{COORDINATOR} --observer tcp://x --operator-key {{operator}}", 2, ["an address must look like tcp://host:port"]),
+    (
+        f"{COORDINATOR} --observer tcp://x --operator-key {{operator}}",
+        2,
+        ["'--observer': an address must look like tcp://host:port"],
+    ),
+    (
+        f"{WORKER} --client 0 --operator-key {{operator}} --connect x",
+        2,
+        ["'--connect': an address must look like tcp://host:port"],
+    ),
     (f"{COORDINATOR} --observer tcp://*:5700 --operator-key {{operator}}", 2, ["cannot connect to 'tcp://*:5700'"]),
     (
         OBSERVER.replace("tcp://127.0.0.1:0", "nowhere") + " --operator-key {operator}",

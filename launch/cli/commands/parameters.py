@@ -34,6 +34,19 @@ def seconds(value: float) -> float | None:
     return at_most(value, MOST_SECONDS)
 
 
+def address(value: str | None) -> str | None:
+    """Refuse a text that is no address, so that the error names the option."""
+    from dpcfl_net.core.errors import ConfigError
+    from dpcfl_net.transport.sockets import host_of
+
+    try:
+        if value is not None:
+            host_of(value)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
 def epsilon(value: float | None) -> float | None:
     """Refuse an epsilon outside (0, MOST_EPSILON]."""
     return at_most(value, MOST_EPSILON)

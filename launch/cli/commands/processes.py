@@ -13,6 +13,7 @@ from dpcfl_net.launch.cli.commands.parameters import (
     MOST_ROUNDS,
     LogLevel,
     above_zero,
+    address,
     budget,
     delta,
     epsilon,
@@ -22,7 +23,7 @@ from dpcfl_net.launch.cli.commands.parameters import (
 ProtocolFile = Annotated[Path, typer.Argument(metavar="PROTOCOL", help="protocol.json, the public part of a job")]
 JobFolder = Annotated[Path, typer.Argument(metavar="JOB", help="folder with both parts of the job")]
 OperatorKey = Annotated[Path, typer.Option(help="the operator's public key file")]
-ObserverAddress = Annotated[str | None, typer.Option(help="address of the observer")]
+ObserverAddress = Annotated[str | None, typer.Option(callback=address, help="address of the observer")]
 DataRoot = Annotated[str | None, typer.Option(help="folder of the data sets")]
 RoundTimeout = Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")]
 JoinTimeout = Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")]
@@ -54,7 +55,7 @@ def keygen(
 
 def coordinator(
     protocol: ProtocolFile,
-    bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5700")],
+    bind: Annotated[str, typer.Option(callback=address, help="address to listen on, for example tcp://0.0.0.0:5700")],
     keys: Annotated[Path, typer.Option(help="folder in which coordinator/ has its key pair")],
     operator_key: OperatorKey,
     observer: ObserverAddress = None,
@@ -95,8 +96,8 @@ def coordinator(
 def aggregator(
     protocol: ProtocolFile,
     number: Annotated[int, typer.Option(min=0, max=MOST_AGGREGATORS - 1, help="number of this aggregator in the job, from 0")],
-    bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5702")],
-    connect: Annotated[str, typer.Option(help="address of the coordinator")],
+    bind: Annotated[str, typer.Option(callback=address, help="address to listen on, for example tcp://0.0.0.0:5702")],
+    connect: Annotated[str, typer.Option(callback=address, help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder in which aggregator_NNNN/ has its key pair")],
     operator_key: OperatorKey,
     out: Annotated[Path, typer.Option(help="run folder, for messages and warnings")] = Path("run"),
@@ -123,7 +124,7 @@ def aggregator(
 def worker(
     job: JobFolder,
     client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="id of this client in the job")],
-    connect: Annotated[str, typer.Option(help="address of the coordinator, or of this client's aggregator")],
+    connect: Annotated[str, typer.Option(callback=address, help="address of the coordinator, or of this client's aggregator")],
     keys: Annotated[Path, typer.Option(help="folder in which client_NNNN/ has its key pair")],
     operator_key: OperatorKey,
     observer: ObserverAddress = None,
@@ -182,7 +183,7 @@ def worker(
 
 def observer(
     job: JobFolder,
-    bind: Annotated[str, typer.Option(help="address to listen on, for example tcp://0.0.0.0:5701")],
+    bind: Annotated[str, typer.Option(callback=address, help="address to listen on, for example tcp://0.0.0.0:5701")],
     keys: Annotated[Path, typer.Option(help="folder in which observer/ has its key pair")],
     operator_key: OperatorKey,
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
