@@ -57,12 +57,14 @@ def client_summaries(folder: Path, root: Path | str | None = None) -> list[Clien
         ConfigError: If the folder is not a run folder, or the data set is not the one of the run.
         DataMissing: As `datasets.load`.
     """
-    experiment = read_run_job(folder).experiment
+    job = read_run_job(folder)
+    experiment = job.experiment
     where = data_root(folder, root)
     settings, images, pieces = partition(experiment, where)
     names, view = client_names(settings, images, pieces, where), read_run(folder)
     accuracy = numbers(_last(view.observed, "accuracy_by_client"), "accuracy_by_client")
-    cluster, spent = listed(_last(view.grouping, "assignment"), "assignment"), view.spent[max(view.spent)] if view.spent else []
+    cluster = listed(_last(view.grouping, "assignment"), "assignment")
+    spent = view.spent[max(view.spent)] if view.spent and not job.protocol.unprotected else []
     return [
         ClientSummary(
             client,

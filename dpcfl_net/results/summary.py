@@ -198,7 +198,13 @@ def _exports_raw_models(folder: Path, job: Job) -> bool:
 
 
 def _epsilon_spent(folder: Path, job: Job) -> float | None:
-    """Largest epsilon that a client has spent; None if it is infinite, or the charges of a client are not known."""
+    """Largest epsilon that a client has spent; None if it is infinite, or the charges of a client are not known.
+
+    None also before the first release without a guarantee in a plan that holds one: whether it comes may depend on earlier releases, as on
+    the number of clusters that `rc-dpfl` finds, so that the charges so far promise nothing.
+    """
+    if job.protocol.unprotected:
+        return None
     curves = epsilon_curves(folder, job)
     spent = max((curve[-1] for curve in curves if curve), default=0.0)
     return spent if math.isfinite(spent) and not clients_that_lack_charges(folder, job, curves) else None

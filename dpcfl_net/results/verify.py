@@ -233,7 +233,8 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> tuple[Check, float]:
     """Recompute epsilon from the ledgers, for an unprotected run that of the noisy part.
 
     Returns:
-        The check, and the largest epsilon that a client has spent: inf where seeded or unprotected events were charged.
+        The check, and the largest epsilon that a client has spent: inf for a job without a guarantee, and where unprotected events were
+        charged.
     """
     from dpcfl_net.privacy.accounting.accountant import epsilon
 
@@ -258,8 +259,7 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> tuple[Check, float]:
             planned.append(epsilon(list(events), delta, privacy.adjacency, privacy.accountant))
             within = within and planned[-1] <= target
     most, target = max(known.values(), default=0.0), job.protocol.epsilon
-    subtractable = privacy.noise == "seeded" and any(paid.values())
-    spent_at_most = math.inf if reasons or subtractable else most
+    spent_at_most = math.inf if reasons or job.protocol.unprotected else most
     charged_in_all, plan_in_all = at_most(most, 6), at_most(max(planned), 6)
     detail = f"charged {charged_in_all}, whole plan {plan_in_all}, target {target:g} at delta {privacy.delta:g}"
     if job.protocol.unprotected:

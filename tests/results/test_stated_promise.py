@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def test_what_a_run_without_a_guarantee_has_spent_is_not_finite(by_network: dpcf
     assert json.loads((by_network.path / "run.json").read_text())["privacy"]["epsilon_spent"] is None
     found = stated(changed(by_network, tmp_path / "run", {"epsilon_spent": 5.0}))
     assert (found.holds, found.detail) == (False, "epsilon_spent: 5.0 here, – by job and ledgers")
+
+
+def test_what_is_spent_before_the_first_release_without_a_guarantee_is_not_finite(tmp_path: Path) -> None:
+    """Earlier releases decide if that release comes, as the number of clusters that rc-dpfl finds."""
+    document = {
+        "name": "early", "rounds": 3, "data": {"dataset": "digits", "clients": [1, 1], "train_per_client": 40},
+        "model": "linear", "local": {"batch_size": 20}, "privacy": {"epsilon": 5, "delta": 1e-3}, "algorithm": "rc-dpfl",
+    }  # fmt: skip
+    run = dpcfl.run(document, tmp_path / "runs", "in-process", callbacks=[lambda metrics: False], progress=False)
+    assert [event.unprotected for event in run.events(0)] == [""]
+    assert (run.privacy.epsilon, run.privacy.epsilon_spent) == (math.inf, math.inf)
+    assert [client.epsilon_spent for client in run.clients()] == [None, None]
+    finite = changed(run, tmp_path / "finite", {"epsilon_spent": 5.0}, state="finished")
+    assert stated(finite).detail == "epsilon_spent: 5.0 here, – by job and ledgers"
 
 
 def test_what_is_not_known_yet_is_no_difference(with_epsilon: dpcfl.Run, tmp_path: Path) -> None:
