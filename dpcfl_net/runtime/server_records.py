@@ -116,7 +116,8 @@ class ServerRecords:
             assignment = [m if entry.rounds_there(1, t) else None for entry, m in entries]
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
         clusters = clusters if self.algorithm.capabilities.model_per_client else len(state.models)
-        default_figures = {"phase": "single", "sizes": [assignment.count(m) for m in range(clusters)]}
+        phase = {"phase": "single"} if clusters == 1 else {}
+        default_figures = phase | {"sizes": [assignment.count(m) for m in range(clusters)]}
         arrays = {name: value for name, value in state.diagnostics.items() if isinstance(value, Mapping)}
         figures = {name: _plain(value) for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(

@@ -894,12 +894,17 @@ def test_a_wrong_result_of_a_check_of_an_own_algorithm_is_a_sentence(module, cap
 
 
 def test_numbers_and_arrays_of_numpy_are_diagnostics_as_well(module, tmp_path):
+    """A round of two clusters had the phase "single", too, unless the algorithm gave another."""
     numpys = '{"share": np.float32(0.5), "moved": np.arange(2), "pairs": [np.int64(3)]}'
-    module("own_rounds", "import numpy as np\n" + ALGORITHM.replace('{"share": self.options.share}', numpys))
-    done = dpcfl.run(quick("own_rounds:Damped"), tmp_path / "runs", "in-process", progress=False)
-    lines = [line for line in runlog.read(done.path / "clusters.jsonl") if "diagnostics" in line]
-    sizes = {"phase": "single", "sizes": [8]}
-    assert [line["diagnostics"] for line in lines] == [{**sizes, "share": 0.5, "moved": [0, 1], "pairs": [3]}] * 2
+    text = UNNAMED.replace(
+        "        return state\n",
+        f"        return State(np.repeat(state.models[:1], t, 0), [0] * 7 + [t - 1], diagnostics={numpys})\n",
+    )
+    module("unnamed", text)
+    done = dpcfl.run(quick("unnamed:Unnamed"), tmp_path / "runs", "in-process", progress=False)
+    lines = [line["diagnostics"] for line in runlog.read(done.path / "clusters.jsonl") if "diagnostics" in line]
+    given = {"share": 0.5, "moved": [0, 1], "pairs": [3]}
+    assert lines == [{"phase": "single", "sizes": [8], **given}, {"sizes": [7, 1], **given}]
     assert done.final["diagnostics"] == {"share": 0.5}
 
 
