@@ -349,7 +349,10 @@ def test_trials_order_and_choice_do_not_depend_on_the_runs_at_once(search, tmp_p
     one, three = (files(tmp_path / str(jobs), search, jobs) for jobs in (1, 3))
     assert one == three
     assert one[0].count("finished") == 2 * 2 * (6 if search == "grid" else 5)
-    assert all(algorithm["chosen"] for algorithm in json.loads(one[1])["algorithms"].values())
+    algorithms = json.loads(one[1])["algorithms"].values()
+    assert all(algorithm["chosen"] for algorithm in algorithms)
+    finals = [final for algorithm in algorithms for final in algorithm["final"]] + json.loads(one[2])["cells"]
+    assert [final["state"] for final in finals] == ["finished"] * 2 * 2 * 2  # the files are written after the last run
 
 
 def test_the_table_has_mean_and_spread_of_the_final_runs_that_have_finished(tmp_path, pretended):
