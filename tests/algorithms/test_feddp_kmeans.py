@@ -178,6 +178,10 @@ def test_the_server_accepts_the_longest_honest_sums_and_refuses_longer_ones(job,
     for _ in range(200):
         noisy = client.records * row + deviation * rng.normal(size=size)
         check_release(algorithm, client_steps(algorithm)[step], 3, {name: noisy.astype(np.float32)})
+    longest = client_steps(algorithm)[step].gives[name].max_norm(algorithm, client) * np.eye(1, size)[0]
+    check_release(algorithm, client_steps(algorithm)[step], 3, {name: ((1 - 1e-6) * longest).astype(np.float32)})
+    with pytest.raises(Refused, match="is over the bound"):
+        check_release(algorithm, client_steps(algorithm)[step], 3, {name: ((1 + 1e-6) * longest).astype(np.float32)})
     for longer in (1.05, 1e6):
         noise = deviation * (math.sqrt(size) + 12)
         hostile = longer * (client.records * bound + noise) / bound * row
