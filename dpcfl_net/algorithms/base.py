@@ -21,10 +21,12 @@ from dpcfl_net.core.frozen import FrozenModel, invalid_fields
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.signatures import misfit
 from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.core.types import ClientStep, NoEffect, State, TensorSpec
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.federation.capabilities import Capabilities, Setting, declared_steps
+from dpcfl_net.federation.secure.stages import MASKING
 from dpcfl_net.privacy.slots import Slot, given
 
 if TYPE_CHECKING:
@@ -368,6 +370,18 @@ UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm)
 EXACT_UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm, exact=True)
 RAW_UPDATE = TensorSpec("f4", ("p",), max_norm=any_norm)
 
+# Positional arguments of the methods of an algorithm.
+_CALLS = {
+    "capabilities_for": ("options", "setting"),
+    "problems": ("options", "setting"),
+    "plan": ("client",),
+    "central_plan": (),
+    "secure_group": ("t",),
+    "secure_code": ("participants",),
+    "start": ("fed",),
+    "round": ("state", "t", "fed"),
+}
+
 
 @cache
 def registry() -> dict[str, type[Algorithm]]:
@@ -389,8 +403,8 @@ def find(name: str) -> type[Algorithm]:
         name: Name of an algorithm of this package, or `package.module:Class`.
 
     Raises:
-        ConfigError: If there is no such algorithm, or the class is not derived from `Algorithm`, lacks one of its methods, or has
-            options of another kind.
+        ConfigError: If there is no such algorithm, or the class is not derived from `Algorithm`, lacks one of its methods, has one
+            that cannot be called as the algorithm's, or has options of another kind.
     """
     if not plugins.is_plugin(name):
         if name not in registry():
@@ -410,7 +424,26 @@ def find(name: str) -> type[Algorithm]:
         raise ConfigError(
             f"algorithm.name is {name!r}: its Options have an option 'name', which is the key of the algorithm itself: give the option another name"
         )
+    if problems := _signature_problems(plugin):
+        raise ConfigError([f"algorithm.name is {name!r}: {problem}" for problem in problems])
     return plugin
+
+
+def _signature_problems(algorithm: type[Algorithm]) -> list[str]:
+    """Find methods and steps of a class that cannot be called as they are: a step would fail after its charge."""
+    unbuilt, problems = object.__new__(algorithm), []
+    for method, parameters in _CALLS.items():
+        owner = (
+            algorithm if method in ("capabilities_for", "problems") else unbuilt
+        )  # class methods, called before there is a job
+        if reason := misfit(getattr(owner, method), *parameters):
+            problems.append(f"`{method}` is called as {method}({', '.join(parameters)}), and {reason}")
+    for kind, step in declared_steps(algorithm).items():
+        tensors = step.takes.keys() - (MASKING if MASKING.keys() <= step.takes.keys() else ())
+        called = ", ".join(["me", *(f"{tensor}=..." for tensor in step.takes if tensor in tensors)])
+        if reason := misfit(getattr(unbuilt, kind, None), "me", **dict.fromkeys(tensors)):
+            problems.append(f"client step {kind!r} is called as {kind}({called}), the names in its `takes`, and {reason}")
+    return problems
 
 
 def algorithm_of(protocol: Protocol) -> Algorithm:

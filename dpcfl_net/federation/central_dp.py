@@ -13,6 +13,7 @@ from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.core.signatures import misfit
 from dpcfl_net.core.tensors import read_only, unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import Arrays, Federation
@@ -149,8 +150,11 @@ class CentralDPServer:
             The release; None if a crash lost the round after it was charged.
 
         Raises:
-            RunFailed: If the gate refuses the step.
+            RunFailed: If the step does not take these tensors, or the gate refuses it.
         """
+        if reason := misfit(getattr(self._algorithm, kind), "me", **tensors):
+            called = ", ".join(["me", *(f"{name}=..." for name in tensors)])
+            raise RunFailed(f"round {fed.round}: central step {kind!r} is called as {kind}({called}), and {reason}")
         if fed.round != self._shown_in:
             self.shown, self._shown_in = {}, fed.round
         task = Task(fed.round, kind, {name: np.asarray(value) for name, value in tensors.items()})

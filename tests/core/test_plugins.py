@@ -893,6 +893,26 @@ def test_a_wrong_result_of_a_check_of_an_own_algorithm_is_a_sentence(module, cap
         config.resolve(quick("mistaken:Mistaken"))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("cls, options, setting", "cls, options", r"`capabilities_for` is called as capabilities_for\(options, setting\), and is defined with"),
+        ("    @classmethod\n", "", r"`capabilities_for` .* \(cls, options, setting\): missing a required argument: 'setting'"),
+        ("me, model", "me, weights", r"step 'train' is called as train\(me, model=...\), .* `takes`, and is defined with \(me, weights\): miss"),
+        ("me, model", "me, model, lam", r"defined with \(me, model, lam\): missing a required argument: 'lam'"),
+        ("    KEPT", "    pass\n\n    def start(self):\n        pass", r"`start` is called as start\(fed\), and is defined with \(\): too many"),
+        ("    KEPT", "    pass\n\n    def round(self, state, t):\n        pass", r"`round` .* \(state, t\): too many positional arguments"),
+        ("    KEPT", "    pass\n\n    round = 3\n    def more(self):", "`round` .* and is of type int, not a method"),
+    ],
+)  # fmt: skip
+def test_a_method_that_cannot_be_called_is_refused_before_anything_starts(module, old, new, words):
+    """It was a TypeError in the middle of the run; that of a client step came after its charge."""
+    assert old in PERSONAL
+    module("own_rounds", PERSONAL.replace(old, new).replace("KEPT", ""))
+    with pytest.raises(ConfigError, match=f"^algorithm.name is 'own_rounds:Personal': .*{words}"):
+        config.resolve(quick("own_rounds:Personal"))
+
+
 def test_numbers_and_arrays_of_numpy_are_diagnostics_as_well(module, tmp_path):
     """A round of two clusters had the phase "single", too, unless the algorithm gave another."""
     numpys = '{"share": np.float32(0.5), "moved": np.arange(2), "pairs": [np.int64(3)]}'
@@ -1069,6 +1089,10 @@ class ClientInPlace(DPFedAvg):
         model[:] = me.sgd("raw", model)
         return Release(update=model - before)
 
+class Renamed(DPFedAvg):
+    def round(self, state, t, fed):
+        return fed.release(self.noisy_sum, models=state.models[0])
+
 class ServerInPlace(DPFedAvg):
     @on_central_server(charges=["round"])
     def noisy_sum(self, me, model):
@@ -1229,6 +1253,15 @@ def test_raw_releases_reach_a_trusted_server_in_central_steps_only(module, tmp_p
     module("own_claims", CLAIMS)
     with pytest.raises(dpcfl.RunFailed, match=words):
         dpcfl.run(claims(name), tmp_path / "runs", federation, progress=False)
+
+
+def test_a_central_step_with_other_tensors_is_refused_before_its_charge(module, tmp_path):
+    module("own_claims", CLAIMS)
+    with pytest.raises(
+        dpcfl.RunFailed, match=r"^round 1: central step 'noisy_sum' is called as noisy_sum\(me, models=...\), and is .* 'model'"
+    ):
+        dpcfl.run(claims("Renamed"), tmp_path / "runs", "in-process", progress=False)
+    assert dpcfl.open_run(only_run(tmp_path / "runs")).privacy.epsilon_spent == 0
 
 
 def test_a_run_works_in_the_folder_that_its_caller_is_in_by_then(module, tmp_path):
