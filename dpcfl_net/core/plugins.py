@@ -22,6 +22,7 @@ MOVED = {
     "dpcfl_net.threats.server_probe": "dpcfl_net.attacks.server_probe",
 }
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -163,8 +164,34 @@ def failure(field: str, name: str, what: str, error: BaseException) -> ConfigErr
     """Describe what a plug-in raised, with file and line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     # Of what the author wrote: a library that was called may raise, as pydantic does for a class of options.
-    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, _PACKAGE))]
     last = (own or frames)[-1]
-    told = last.filename == __file__ or isinstance(error, SyntaxError)  # the text of a syntax error names file and line
+    told = last.filename.startswith(_PACKAGE) or isinstance(
+        error, SyntaxError
+    )  # the text of a syntax error names file and line
     where = "" if told else f" ({Path(last.filename).name}, line {last.lineno})"
-    return ConfigError(f"{field} is {name!r}: {what} raised {type(error).__name__}: {error}{where}")
+    from pydantic import PydanticUserError
+
+    raised = f"{what} raised {type(error).__name__}: {error}"
+    if isinstance(error, PydanticUserError):
+        raised = _option_problem(error, last)
+    return ConfigError(f"{field} is {name!r}: {raised}{where}")
+
+
+def _option_problem(error: Any, place: traceback.FrameSummary) -> str:
+    """Say which option of which class pydantic refuses to create; its error has three lines and names no class."""
+    found = re.match(r"class (\w+)", place.line or "")
+    owner = ".".join(part for part in (place.name, found[1] if found else "") if part and part != "<module>")
+    if untyped := re.search(r"`(\w+) = (.*)`\. All model fields", error.message):
+        option, default = untyped.groups()
+        return f"option {option} of {owner} has no annotation: must have one, as {option}: TYPE = {default}"
+    if unknown := re.match(r"Unable to generate pydantic-core schema for (?:<class ')?(.*?)(?:'>)?\. Set", error.message):
+        named = [frame.f_locals.get("namespace") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        annotations = next((one["__annotations__"] for one in named if isinstance(one, dict) and "__annotations__" in one), {})
+        short = unknown[1].rpartition(".")[2]
+        options = [option for option, annotation in annotations.items() if short in str(annotation)]
+        return (
+            f"{'option ' + options[0] if options else 'an option'} of {owner} has the type {unknown[1]}: must be of numbers, text, bool, "
+            "Path or bytes, alone or in lists, tuples, sets and dicts, or a class derived from Options"
+        )
+    return f"{owner}: {error.message}"

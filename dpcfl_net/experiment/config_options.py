@@ -58,11 +58,15 @@ def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint)
     except ValueError as error:
         problems.append(f"algorithm.{error}")
         return merged
+    added = ""
     try:
-        options = algorithm.Options.read(options).model_dump(mode="json", warnings=False)
-        algorithm.Options.read(options)  # pydantic checks no defaults
+        read = algorithm.Options.read(options)
+        added = f", and this is its default in the Options of {name}"  # pydantic checks no defaults
+        algorithm.Options.read(read.model_dump(warnings=False))
+        options = read.model_dump(mode="json", warnings=False)
+        algorithm.Options.read(options)
     except ValidationError as error:
-        problems += _option_problems(str(name), algorithm, error, hint)
+        problems += [f"{problem}{added}" for problem in _option_problems(str(name), algorithm, error, hint)]
     except ValueError as error:
         problems.append(f"algorithm.name is {name!r}: a default of its Options is no value that a job can hold: {error}")
     merged["algorithm"] = {"name": name, **options}

@@ -7,6 +7,7 @@ import copy
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -645,12 +646,22 @@ def test_options_may_be_tuples_sets_paths_and_bytes_which_a_job_holds_as_lists_a
     assert "algorithm.sides" in problem
 
 
-def test_a_mistake_that_a_library_finds_is_placed_in_the_file_of_ones_own(module):
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("share = 0.5", "option share of Damped.Options has no annotation: must have one, as share: TYPE = 0.5"),
+        (
+            "share: list[memoryview] = []",
+            "option share of Damped.Options has the type memoryview: must be of numbers, text, .*",
+        ),
+    ],
+)
+def test_an_option_that_no_configuration_can_hold_is_one_sentence_with_class_and_place(module, option, words):
+    """It was pydantic's text of three lines, without the class."""
     module("mine", data())
-    module("own_slips", ALGORITHM.replace("share: float = 0.5", "share = 0.5"))
+    module("own_slips", ALGORITHM.replace("share: float = 0.5", option))
     (problem,) = problems(algorithm={"name": "own_slips:Damped"})
-    assert "PydanticUserError" in problem
-    assert problem.endswith("(own_slips.py, line 7)")
+    assert re.fullmatch(rf"algorithm.name is 'own_slips:Damped': {words} \(own_slips.py, line 7\)", problem)
 
 
 UNNAMED = """
@@ -929,11 +940,17 @@ def test_numbers_and_arrays_of_numpy_are_diagnostics_as_well(module, tmp_path):
 
 
 def test_a_default_that_is_no_value_of_its_option_is_a_sentence(module):
-    """It ended in a traceback of pydantic, which checks no defaults."""
+    """It ended in a traceback of pydantic, which checks no defaults; an infinite default was called null."""
     module("mine", data())
     module("own_rounds", f"{ALGORITHM}\n{UNFINISHED}")
-    assert problems(algorithm={"name": "own_rounds:Default"}) == ["algorithm.share is 'three': must be a valid integer"]
-    config.resolve(document(algorithm={"name": "own_rounds:Default", "share": 3}))
+    default = "and this is its default in the Options of own_rounds"
+    for name, given in {
+        "Default": "'three': must be a valid integer",
+        "Numpy": "np.int64(3): must be a valid integer",
+        "Infinite": "inf: must be a finite number",
+    }.items():
+        assert problems(algorithm={"name": f"own_rounds:{name}"}) == [f"algorithm.share is {given}, {default}:{name}"]
+        config.resolve(document(algorithm={"name": f"own_rounds:{name}", "share": 3}))
 
 
 @pytest.mark.parametrize("name", ["a/b", "../a", "..", ".a"])
@@ -1586,9 +1603,15 @@ class Named(Damped):
 class Default(Damped):
     class Options(base.Options):
         share: int = "three"
+class Infinite(Damped):
+    class Options(base.Options):
+        share: float = float("inf")
 class Numpy(Damped):
     class Options(base.Options):
         share: int = np.int64(3)
+class Unwritten(Damped):
+    class Options(base.Options):
+        share: object = object()
 """
 
 
@@ -1600,7 +1623,7 @@ class Numpy(Damped):
         ("own_rounds:Bare", "the class must define plan, round, start"),
         ("own_rounds:Sums", "the class must define new_sums, round"),
         ("own_rounds:Named", "its Options have an option 'name'"),
-        ("own_rounds:Numpy", "a default of its Options is no value that a job can hold: "),
+        ("own_rounds:Unwritten", "a default of its Options is no value that a job can hold: "),
         ("own_rounds:Foreign", "its Options must be a class derived from dpcfl_net.algorithms.base.Options"),
         ("absent:Damped", "no module 'absent'"),
         ("globall", "must be one of"),
