@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
@@ -145,7 +146,13 @@ def no_run(folder: str | Path, lacks: str) -> ConfigError:
     """
     if SweepFolder(folder).sweep.is_file():
         return ConfigError(
-            f"{folder} is a sweep, not a run folder: give the folder of one of its runs, which its {SWEEP} names"
+            f"{folder} is a sweep, not a run folder: give the folder of one of its runs, which its {SWEEP} names; for the figures of the "
+            f"whole sweep open {SweepFolder(folder).report}, for its table: dpcfl compare {shlex.quote(str(folder))}"
+        )
+    if RunFolder(folder).preparing.is_file():
+        return ConfigError(
+            f"the preparation of the run {folder} did not finish: {lacks}; unless its process still runs, start the run again, since this "
+            "folder cannot be resumed and has spent nothing, and remove the folder"
         )
     return ConfigError(f"{folder} is not a run folder: {lacks}")
 

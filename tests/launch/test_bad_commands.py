@@ -57,9 +57,11 @@ def places(tmp_path_factory) -> dict[str, Path]:
     (base / "folder").mkdir()
     (base / "sweep").mkdir()
     (base / "sweep/sweep.json").write_text('{"axes": {}, "cells": []}')
+    (base / "prepared").mkdir()
+    (base / "prepared/.preparing").touch()
     os.mkfifo(base / "fifo")
     (base / "loop").symlink_to("loop")
-    named = {name: base / name for name in (*files, "folder", "sweep", "fifo", "loop", "job", "missing")}
+    named = {name: base / name for name in (*files, "folder", "sweep", "prepared", "fifo", "loop", "job", "missing")}
     return {
         **named, "base": base, "config": config, "run": run, "keys": base / "job/keys",
         "operator": base / "job/operator.pub", "protocol": base / "job/protocol.json", "below": base / "file/below",
@@ -246,14 +248,16 @@ FOLDERS: list[Case] = [
         for what in ("missing", "folder", "file")
     ),
     ("launch --on ray --resume {run}", 2, ["{run} has no placement.json", "use dpcfl run --resume {run}"]),
-    ("attack invert {run}", 2, ["{run}: no update of global can be read from the transcript"]),
-    ("attack selections {run}", 2, ["{run} holds no choice of a cluster by algorithm global"]),
+    ("attack invert {run}", 2, ["{run}: no update of global can be read from the transcript: it must be full: output.transcript=full"]),
+    ("attack selections {run}", 2, ["{run}: no choice of a cluster by algorithm global"]),
     ("attack nan-oracle {run}", 2, ["{run} is of global", "dpcfl run threats/nan_oracle"]),
     ("audit {run}", 2, ["{run} was not audited"]),
     ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
-    *((f"{command} {{sweep}}", 2, ["{sweep} is a sweep, not a run folder: give the folder of one of its runs"])
+    *((f"{command} {{sweep}}", 2, ["{sweep} is a sweep, not a run folder: give the folder of one of its runs", "for its table: dpcfl compare {sweep}"])
       for command in ("verify", "export", "clients", "run --resume", "trace", "watch --once", "inspect")),
-    ("inspect {job}", 2, ["{job} has no transcript.msgpack", "output.transcript=headers runtime.federation=network"]),
+    ("inspect {job}", 2, ["{job} has no transcript.msgpack, though its output.transcript is 'headers': the coordinator writes it"]),
+    ("inspect {prepared}", 2, ["the preparation of the run {prepared} did not finish: it holds no protocol.json", "start the run again"]),
+    ("run --resume {prepared}", 2, ["the preparation of the run {prepared} did not finish: it holds no config.yaml"]),
     ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}", "resume the run, then verify it"]),
 ]  # fmt: skip
 NUMBERS: list[Case] = [
