@@ -13,7 +13,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment.job_files import Job, client_records
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.privacy.slots import SelectionSlot, UnprotectedSlot
-from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of
+from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of, why_no_tensors
 from dpcfl_net.results.summary import read_run_job
 
 
@@ -96,8 +96,8 @@ def read_choices(folder: Path) -> Recording:
             if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a malicious client may name any number
                 released.setdefault((client, header.round), (int(tensors["choice"]), hashed))
     if not released:
-        why = "the transcript must be full: output.transcript=full" if requested else "no client was asked for one"
-        raise ConfigError(f"{folder} holds no choice of a cluster by algorithm {job.protocol.algorithm}: {why}")
+        why = why_no_tensors(folder) if requested else "no client was asked for one"
+        raise ConfigError(f"{folder}: no choice of a cluster by algorithm {job.protocol.algorithm} is in the transcript: {why}")
     charges = {name for step in asking.values() for name in step}
     etas = {client: _eta(job, client, charges) for client in {client for client, _ in released}}
     return Recording(folder, job, _by_client(released, etas), models)

@@ -13,7 +13,7 @@ from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
-from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of
+from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of, why_no_tensors
 from dpcfl_net.transport.messages import Header
 
 Tensors = Mapping[str, np.ndarray]
@@ -77,7 +77,7 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
             if update is not None:
                 updates.setdefault((header.round, client), update)
     if not updates:
-        why = _without_updates(job) if asked else "it must be full: output.transcript=full"
+        why = _without_updates(job) if asked else why_no_tensors(folder)
         raise ConfigError(f"{folder}: no update of {job.protocol.algorithm} can be read from the transcript: {why}")
     clients = sorted({client for _, client in updates})
     return {client: [updates[key] for key in sorted(updates) if key[1] == client] for client in clients}

@@ -12,6 +12,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.tensors import describe
 from dpcfl_net.federation.capabilities import ClientSide, client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.results.run_files import mapping, read_mapping
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import Header, match_template
 from dpcfl_net.transport.transcript import Record
@@ -28,10 +29,32 @@ def transcript_of(folder: Path, kept: str = "full") -> Path:
         ConfigError: If the run recorded none.
     """
     path = RunFolder(folder).transcript
-    if not path.exists():
-        settings = f"output.transcript={kept} runtime.federation=network runtime.aggregators=0"
-        raise ConfigError(f"{folder} has no {path.name}: record the run with {settings}")
-    return path
+    if path.exists():
+        return path
+    needed = {"output.transcript": kept, "runtime.federation": "network", "runtime.aggregators": 0}
+    config = read_mapping(RunFolder(folder).config, [])
+    if config:  # name only the settings that the run had otherwise
+        own = {key: mapping(config, key.partition(".")[0]).get(key.partition(".")[2]) for key in needed}
+        needed = {key: value for key, value in needed.items() if own[key] != value}
+        if (recorded := own["output.transcript"]) != "off":
+            raise ConfigError(
+                f"{folder} has no {path.name}, though its output.transcript is {recorded!r}: the coordinator writes it, and has not started "
+                "in this folder"
+            )
+    settings = " ".join(f"{key}={value}" for key, value in needed.items())
+    raise ConfigError(f"{folder} has no {path.name}: record the run with {settings}")
+
+
+def why_no_tensors(folder: Path) -> str:
+    """Say why the transcript of a run holds no tensors that a reader looks for.
+
+    Args:
+        folder: Run folder.
+    """
+    output = mapping(read_mapping(RunFolder(folder).config, []), "output")
+    if output.get("transcript") == "full":
+        return "it is full, and no client answered such a task"
+    return "it must be full: output.transcript=full"
 
 
 def decoded_messages(path: Path, algorithm: ClientSide) -> Iterator[tuple[Record, Header, dict[str, np.ndarray] | None]]:

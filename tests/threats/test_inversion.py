@@ -293,10 +293,23 @@ def test_mistakes_are_sentences(recorded, finished_run, tmp_path):
     bare.mkdir()
     for part in ("protocol.json", "roster.jsonl", "experiment.json"):
         (bare / part).write_bytes((recorded["raw"] / part).read_bytes())
-    with pytest.raises(
-        ConfigError, match=r"no transcript\.msgpack: record the run with output\.transcript=full runtime\.federation=network"
+    for own, said in (
+        ({}, "record the run with output.transcript=full runtime.federation=network runtime.aggregators=0"),
+        ({"output": "off"}, "record the run with output.transcript=full"),
+        (
+            {"output": "off", "federation": "in-process"},
+            "record the run with output.transcript=full runtime.federation=network",
+        ),
+        (
+            {"output": "full"},
+            "though its output.transcript is 'full': the coordinator writes it, and has not started in this folder",
+        ),
     ):
-        reconstruction.attack(bare)
+        runtime = {"federation": own.get("federation", "network"), "aggregators": 0}
+        if own:
+            (bare / "config.yaml").write_text(json.dumps({"output": {"transcript": own["output"]}, "runtime": runtime}))
+        with pytest.raises(ConfigError, match=rf"has no transcript\.msgpack.* {re.escape(said)}$"):
+            reconstruction.attack(bare)
     template = read_run_job(recorded["raw"]).protocol.model
     for other in ({"task": "regression", "classes": 1}, {"layout": template.layout[:-2]}):
         with pytest.raises(ConfigError, match="last linear layer"):
