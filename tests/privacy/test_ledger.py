@@ -190,21 +190,25 @@ def test_a_closed_ledger_takes_no_debit(folder):
     assert len(read_ledger(folder)) == 4
 
 
-def test_a_failed_write_stops_this_opening_and_the_next_one_recovers(folder, monkeypatch):
-    def full(fd, data, offset):
+@pytest.mark.parametrize(("call", "charged"), [("pwritev", 0), ("write", 1)], ids=["journal", "ledger.jsonl"])
+def test_a_failed_write_stops_this_opening_and_the_next_one_recovers(folder, monkeypatch, call, charged):
+    """Asked again, the request passed for answered, or its step ran and only its result was refused."""
+
+    def full(*args):
         raise OSError(28, "No space left on device")
 
     with open_ledger(folder) as ledger:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwritev", full)
+            patch.setattr(os, call, full)
             with pytest.raises(OSError, match="No space") as found:
                 debit(ledger, 4)
             assert found.value.filename == str(folder)
-        with pytest.raises(LedgerError, match="ledger-closed"):
-            debit(ledger, 5)
+        for again in (lambda: debit(ledger, 5), lambda: ledger.lookup("job-4")):
+            with pytest.raises(LedgerError, match="ledger-closed"):
+                again()
     with open_ledger(folder) as ledger:
-        assert ledger.spent("job") == {"train": 3}
-        debit(ledger, 4)
+        assert ledger.spent("job") == {"train": 3 + charged}
+        debit(ledger, 4 + charged)
 
 
 def test_a_ledger_that_cannot_be_flushed_at_its_end_closes_its_own_files_once(folder, monkeypatch):

@@ -153,8 +153,9 @@ class Ledger:
             more; None if it was never debited.
 
         Raises:
-            LedgerError: "ledger-broken" if its result was changed.
+            LedgerError: "ledger-broken" if its result was changed; "ledger-closed" after `close` or a failed write.
         """
+        self._check_usable()  # a charge whose write has failed may be on the device or not
         entry = self._history.debits.get(request)
         if entry is None:
             return None
