@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 
@@ -12,6 +13,7 @@ from ledgers import OWNER, STEP, answered, debit, killed, lines_of, open_ledger,
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.privacy.ledger.chain import read_ledger
+from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.ledger_folder import erase_kept_keys, read_state
@@ -121,6 +123,31 @@ def test_zeros_where_a_crash_has_lost_the_content_of_lines_come_back_from_the_jo
     assert (folder / "ledger.jsonl").read_bytes() == whole
     write_lines(folder, [whole[:-1], b"\0"])
     assert refusal(folder) == "ledger-rolled-back"
+
+
+def test_a_charge_that_the_system_drops_after_a_failed_flush_is_not_acted_upon(folder, monkeypatch):
+    """Read before it was dropped, it was computed on; the device never held it, and the ledger did not open with the result."""
+    journal, whole = folder / "journal", Disk.sync_tree
+    held = journal.read_bytes()
+
+    def broken(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    def drop_and_flush(disk, tree):
+        journal.write_bytes(held)
+        whole(disk, tree)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", broken)
+        ledger = Ledger(folder, owner=OWNER)
+        with pytest.raises(OSError, match="Input/output"):
+            debit(ledger, 4)
+        killed(ledger)
+    assert journal.read_bytes() != held
+    monkeypatch.setattr(Disk, "sync_tree", drop_and_flush)
+    with Ledger(folder, owner=OWNER) as ledger:
+        assert (ledger.lookup("job-4"), ledger.spent("job")) == (None, {"train": 3})
+    assert len(read_ledger(folder)) == 4
 
 
 def test_a_tail_that_is_not_the_begin_of_the_line_that_was_written_is_refused(folder):

@@ -330,6 +330,7 @@ class Ledger:
             chain = read_chain(self.folder)
             if not chain.closed:  # a killed process may have left charges and results that the device does not hold yet
                 self._disk.sync_tree(self.folder)
+                chain = read_chain(self.folder)  # after a failed flush the system may have gone back to what the device held
         if chain.entries[0].owner != header.owner:
             there, here = (
                 ", ".join(f"{key} {value}" for key, value in sorted(each.items()))
