@@ -4,7 +4,8 @@ A checkpoint is flushed to the disk while the next round runs. Until then a cras
 its hashes show that, and the run resumes from the one before, whose flush has ended. So at most two rounds are repeated, and clients
 keep their answers of two rounds. A repeated round gives the same models, since clients send the same bytes. That does not hold for a
 round that lacks clients: its checkpoint is flushed before the next round begins (`coordinator.drive`), since clients refuse another
-model in a round that they have charged.
+model in a round that they have charged. For the same reason a resumed run first flushes the checkpoint that it starts from
+(`Checkpoints.resume`): the process that wrote it may have been killed before its flush ended, or the flush has failed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dpcfl_net.core.atomic import sync_file, sync_folder
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.files import naming, read_bytes
 from dpcfl_net.core.types import State
+from dpcfl_net.privacy.ledger.durable import Disk
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +123,22 @@ class Checkpoints:
     def rounds(self) -> list[int]:
         """List the rounds with a checkpoint in increasing order, damaged ones included; other files are ignored."""
         return rounds_in(self.folder)
+
+    def resume(self) -> tuple[int, State] | None:
+        """Read the newest checkpoint that is not damaged, and flush it, which the process that wrote it may not have done.
+
+        Returns:
+            As `newest`.
+
+        Raises:
+            RunFailed: As `newest`.
+            OSError: If it cannot be flushed.
+        """
+        found, disk = self.newest(), Disk(self._durable)
+        if found is not None:
+            disk.sync_tree(self.folder / f"round_{found[0]:05d}")
+            disk.sync_folder(self.folder.parent)
+        return found
 
     def newest(self) -> tuple[int, State] | None:
         """Read the newest checkpoint that is not damaged.

@@ -67,7 +67,7 @@ def drive(
         RunFailed: If fewer clients than the quorum answer, all checkpoints are damaged, or the algorithm returns a state that does
             not fit the job (`state_check`) or cannot be stored.
     """
-    found = checkpoints.newest()
+    found = checkpoints.resume()
     if found is None:
         done, state = 0, checked(algorithm, algorithm.start(fed))
     else:

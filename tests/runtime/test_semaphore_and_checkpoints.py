@@ -337,6 +337,43 @@ def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_pa
     assert told == [(1, 1), (2, 2), (3, 3)]  # a round is told once its checkpoint is there
 
 
+def test_a_resumed_run_writes_and_flushes_its_checkpoint_before_the_next_round(tmp_path, monkeypatch):
+    """After a failed flush the system takes a file for written. A power failure would take the checkpoint of a round that lacked
+    clients, which refuse another model, or three rounds, of which clients keep the answers of two."""
+    first, trail = Checkpoints(tmp_path / "checkpoints"), []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        first.write(1, state(1))
+        with pytest.raises(OSError, match="Input/output"):
+            first.flush()
+
+    def noted(name):
+        real = getattr(os, name)
+
+        def call(handle, *rest):
+            trail.append((name, os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), tmp_path)))
+            return real(handle, *rest)
+
+        return call
+
+    class Rounds:
+        capabilities = Capabilities(0.0, published_models=2)
+        protocol = a_job(rounds=2, clients=len(state(1).assignment), parameters=state(1).models.shape[1])
+
+        def round(self, state, t, fed):
+            trail.append(f"round {t}")
+            return state
+
+    for name in ("pwritev", "fsync"):
+        monkeypatch.setattr(os, name, noted(name))
+    drive(Rounds(), SimpleNamespace(missing=[]), Checkpoints(tmp_path / "checkpoints"), lambda t, state: None)
+    before = trail[: trail.index("round 2")]
+    folder = Path("checkpoints/round_00001")
+    for file in ("state.msgpack", "cluster_0.safetensors", "cluster_1.safetensors", "sha256"):
+        assert before.index(("pwritev", str(folder / file))) < before.index(("fsync", str(folder / file)))
+    assert [("fsync", name) for name in (str(folder), "checkpoints", ".")] == before[-3:]
+
+
 @pytest.mark.parametrize("at_first", [True, False])
 def test_an_algorithm_with_more_models_than_it_declares_is_told_what_to_declare(tmp_path, at_first):
     class Growing:
