@@ -347,6 +347,31 @@ def test_a_flush_that_fails_loses_no_charge_of_the_process_that_comes_after_it(t
     assert failing > 2
 
 
+def test_a_flush_that_fails_when_a_ledger_is_closed_brings_no_key_of_an_answer_back(tmp_path):
+    """The ledger looked closed. After a power failure the key of an answer that had left was there, and the task was lost."""
+    changes = {"plan": [TRAIN] * 5, "charges": {"train": ("train",)}}
+    for failing in itertools.count(1):
+        folder, lost = used_ledger(tmp_path / str(failing), 1), FailsOnce(failing)
+        with power(None, lost):
+            ledger, gate = open_gate(folder, durable=True, **changes)
+            with suppress(OSError):
+                ask(gate, 2)
+            with suppress(OSError):
+                ledger.close()
+            if not lost.device:
+                break
+            ledger, gate = open_gate(folder, durable=True, **changes)
+            sent = [ask(gate, round) for round in (2, 3, 4, 5)]
+            end_without_flushes(ledger)
+        lost.lose_all()
+        ledger, gate = open_gate(folder, **changes)
+        assert keys_in(folder) == []
+        assert ask(gate, 5, compute=forbidden).release == sent[-1].release
+        assert ask(gate, 2, compute=forbidden).status == "stale"
+        ledger.close()
+    assert failing == 5  # debit, result, lines and journal
+
+
 LONG = DPSGDSlot("long" * 1000, 0.1, 7)  # its line does not fit a slot of the journal: the journal is replaced
 
 

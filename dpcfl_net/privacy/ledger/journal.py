@@ -174,6 +174,10 @@ class Journal:
         try:
             if self._dirty:
                 self._flush()
+        except OSError:
+            # A later process would not write a ledger again that looks closed.
+            self.set_synced(max(0, self.image.synced - 1))
+            raise
         finally:
             os.close(self._fd)
 
