@@ -111,8 +111,8 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     """Compute each client's epsilon after each charged round.
 
     Returns:
-        One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger, NaN for rounds that are
-        left out (`rounds_between`), never for the last one.
+        One list per client in client order: inf for a job without a guarantee and for a damaged ledger, empty without a ledger,
+        NaN for rounds that are left out (`rounds_between`), never for the last one.
     """
     separate = job.algorithm.capabilities.participations > 0  # one ledger with separate charges to each client
     payers = zip(paying_ledgers(folder, job), job.protocol.roster, strict=True)
@@ -172,7 +172,7 @@ class _Curves:
         rounds = groups if job.algorithm.capabilities.participations else range(1, max(groups, default=0) + 1)
         each = (tuple(groups.get(t, ())) for t in rounds)
         charged = tuple(self._charges.setdefault(events, events) for events in each)
-        if not charged or job.protocol.privacy.noise == "seeded":
+        if not charged or job.protocol.unprotected:
             return [math.inf] * len(charged)
         if charged not in self.found:
             self.found[charged] = self._known.get(charged) or self._compute(charged)

@@ -86,6 +86,7 @@ def test_what_is_spent_before_the_first_release_without_a_guarantee_is_not_finit
     assert [event.unprotected for event in run.events(0)] == [""]
     assert (run.privacy.epsilon, run.privacy.epsilon_spent) == (math.inf, math.inf)
     assert [client.epsilon_spent for client in run.clients()] == [None, None]
+    assert [metrics.epsilon_spent for metrics in run.rounds] == [None]
     finite = changed(run, tmp_path / "finite", {"epsilon_spent": 5.0}, state="finished")
     assert stated(finite).detail == "epsilon_spent: 5.0 here, – by job and ledgers"
 
