@@ -99,11 +99,14 @@ def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[flo
             "holds: check the run with dpcfl audit."
         )
     elif clients < needed:
+        count = (
+            f"{needed:,} clients are needed, and more for an attack that makes errors"
+            if needed <= MOST_CLIENTS
+            else f"more than {MOST_CLIENTS:,} clients would be needed"
+        )
         sentences.append(
             f"No result of {clients} clients is reported as above the limit: it would be chance too often, since the records of a client may "
-            f"share all of its noise. At this epsilon {needed:,} clients are needed, and more for an attack that makes errors."
-            if needed <= MOST_CLIENTS
-            else f"share all of its noise. At this epsilon more than {MOST_CLIENTS:,} clients would be needed."
+            f"share all of its noise. At this epsilon {count}."
         )
     return sentences
 
