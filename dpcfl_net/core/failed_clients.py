@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.number_spans import spans
 
 NO_RESTART = (2, 3)  # exit codes of errors that come again after a restart
 _SPAN = r"\d{1,9}(?:-\d{1,9})?"
@@ -41,9 +42,5 @@ def failed_clients(message: str, among: Sequence[int]) -> list[int]:
 
 
 def listed_clients(clients: Sequence[int]) -> str:
-    """Write sorted client ids with ranges, as "clients 0-2, 7"."""
-    there = set(clients)
-    firsts = [client for client in clients if client - 1 not in there]
-    lasts = [client for client in clients if client + 1 not in there]
-    spans = [str(first) if first == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True)]
-    return f"client{'' if len(clients) == 1 else 's'} {', '.join(spans)}"
+    """Write sorted client ids with spans, as "clients 0-2, 7"."""
+    return f"client{'' if len(clients) == 1 else 's'} {', '.join(spans(clients))}"

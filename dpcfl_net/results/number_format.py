@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
@@ -66,17 +65,6 @@ def size(value: Any) -> str:
             return f"{found:.0f} B" if unit == "B" else f"{found:.1f} {unit}"
         found /= 1000
     return f"{found:.2f} GB"
-
-
-def spans(numbers: Sequence[int]) -> list[str]:
-    """Format ascending numbers as spans: 0-3 and 7 for 0, 1, 2, 3, 7."""
-    found: list[list[int]] = []
-    for one in numbers:
-        if found and one == found[-1][1] + 1:
-            found[-1][1] = one
-        else:
-            found.append([one, one])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
 
 
 def duration(seconds: Any) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.core.files import write_text
+from dpcfl_net.core.number_spans import spans
 from dpcfl_net.core.process_log import log_if_chosen
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.launch.cells.outcome import FAILED, IN_USE, INTERRUPTED, CellOutcome, one_line
@@ -21,7 +22,6 @@ from dpcfl_net.launch.placement.base import RUN_MODULE
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.launch.sweeps import Sweep, outcome_text, read_cell
-from dpcfl_net.results.number_format import spans
 from dpcfl_net.runtime.checkpoint import rounds_in
 
 PART = 1000  # cells of one array: SLURM's default MaxArraySize is 1001

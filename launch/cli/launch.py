@@ -21,6 +21,7 @@ from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_object, write_text
 from dpcfl_net.core.locks import run_lock
+from dpcfl_net.core.number_spans import spans
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
@@ -36,7 +37,6 @@ from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Pla
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.running import RunOptions
-from dpcfl_net.results.number_format import spans
 from dpcfl_net.results.run_files import resume_command
 from dpcfl_net.transport.sockets import is_loopback
 

@@ -18,6 +18,7 @@ from test_sweep_at_once import TINY, states, tiny
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.locks import run_lock
+from dpcfl_net.core.number_spans import spans
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.launch import sweeps
 from dpcfl_net.launch.cells import ray, slurm
@@ -26,7 +27,6 @@ from dpcfl_net.launch.placement import slurm_batch
 from dpcfl_net.launch.placement.ray import counts_of
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.sweeps import Sweep
-from dpcfl_net.results.number_format import spans
 
 pytestmark = pytest.mark.timeout(600)
 needs_slurm = pytest.mark.skipif(
