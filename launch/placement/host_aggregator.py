@@ -167,15 +167,15 @@ class HostAggregator:
 
 
 def end_of_log(log: Path, start: int, reason: str) -> str:
-    """Return the end of the log of a process that has ended.
+    """Return the end of the log of a process that has ended; its last line tells the failure.
 
     Args:
         log: The log.
         start: Byte at which the process began to write.
-        reason: Message of its failure, added where a full disk has kept it out of the log.
+        reason: Message of its failure, added if a full disk has kept it out of the log, or another thread wrote after it.
     """
     text = log.read_bytes()[start:][-LOG_TAIL:].decode(errors="replace") if log.exists() else ""
-    return text if reason in text else "\n".join(filter(None, (text.rstrip("\n"), reason)))
+    return text if text.rstrip("\n").endswith(reason) else "\n".join(filter(None, (text.rstrip("\n"), reason)))
 
 
 class _Tail:

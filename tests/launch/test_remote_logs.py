@@ -29,7 +29,7 @@ def test_a_launcher_of_another_encoding_takes_the_log_of_a_host(tmp_path: Path):
     assert (tmp_path / "log").read_text(encoding="utf-8") == "Clé \ufffd\n"
 
 
-def test_the_message_of_a_failure_is_added_to_the_log_of_a_host_where_a_full_disk_has_kept_it_out(tmp_path: Path):
+def test_the_message_of_a_failure_is_the_last_line_of_the_log_of_a_host(tmp_path: Path):
     log, reason = tmp_path / "log", "RunFailed: no room"
     assert end_of_log(log, 0, reason) == reason
     log.write_text(before := "of an earlier process\n")
@@ -37,3 +37,5 @@ def test_the_message_of_a_failure_is_added_to_the_log_of_a_host_where_a_full_dis
     assert end_of_log(log, len(before), reason) == f"begins\n{reason}"
     log.open("a").write(f"{reason}\n")
     assert end_of_log(log, len(before), reason) == f"begins\n{reason}\n"
+    log.open("a").write("client 3: begins\n")  # another thread, before the process ends
+    assert end_of_log(log, len(before), reason) == f"begins\n{reason}\nclient 3: begins\n{reason}"
