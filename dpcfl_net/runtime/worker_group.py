@@ -102,7 +102,7 @@ class Group:
             elif word == "end":
                 open_ended = False
             if self._failed and self._news.empty() and None not in self._serving.values():
-                raise ClientsFailed(self._failed)
+                raise ClientsFailed(dict(self._failed))  # other clients may fail meanwhile
 
     @cached_property
     def engine(self) -> Engine:
