@@ -169,7 +169,7 @@ class ProgressTail:
         privacy = mapping(run, "privacy")
         # The end of a run also counts the charges of the round that it stopped in, which no line of metrics.jsonl has.
         whole_run = number(privacy.get("epsilon_spent")) if run.get("state") in ENDED else None
-        counted = self._spent_after(max(self._spent, default=0)) if whole_run is None else whole_run
+        spent = self._spent_after(max(self._spent, default=0)) if whole_run is None else whole_run
         config = self._mapping(files.config)
         rounds = whole(protocol.get("rounds")) or whole(config.get("rounds"))
         view = ProgressView(
@@ -180,7 +180,7 @@ class ProgressTail:
             rounds=rounds,
             epsilon=number(privacy.get("epsilon")),
             epsilon_stated="epsilon" in privacy,
-            epsilon_spent=number(privacy.get("epsilon_spent")) if counted is None else counted,
+            epsilon_spent=number(privacy.get("epsilon_spent")) if spent is None else spent,
             epsilon_round=max(self._spent, default=None) if whole_run is None else None,
             insecure=bool(privacy.get("insecure")),
             steps=list(self._steps),
