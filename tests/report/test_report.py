@@ -425,7 +425,7 @@ def test_odd_values_in_lines_do_not_stop_the_page(tmp_path: Path) -> None:
     )
     write_lines(folder / "spans.jsonl", [{"who": 3, "what": None, "round": 3, "start": 5, "end": 1}])
     view = read_run(folder)
-    assert [note for note in view.notes if "damaged" in note] == ["metrics.jsonl: 2 damaged line(s) left out"]
+    assert [note for note in view.notes if "damaged" in note] == ["metrics.jsonl: 2 damaged lines left out"]
     assert {*view.served, *view.observed, *view.grouping, *view.agreement} == {1, 2, 3}
     assert view.grouping[3]["assignment"] == [0, None, None, 2, None]
     assert "NaN" not in re.search(r"const figures = (.*);\n", own_part(write_report(folder)))[1]
