@@ -95,7 +95,10 @@ def joint_sentence(study: Study, found: JointEpsilon) -> str:
     if found.epsilon is None:
         return f"no joint epsilon of trials and final run: {found.reason}"
     runs, further = study.count * len(study.options.trial_seeds), len(study.options.seeds) - 1
-    said = f"{runs} trial runs and one final run together: epsilon {at_most(found.epsilon)} at delta {found.delta:g} for a record in all of them"
+    said = (
+        f"{counted(runs, 'trial run')} and one final run together: epsilon {at_most(found.epsilon)} at delta {found.delta:g} for a record in "
+        "all of them"
+    )
     return said + (f"; {counted(further, 'further final run')} not counted" if further else "")
 
 
@@ -142,10 +145,9 @@ def search_sentence(study: Study) -> str:
     """Describe the search and the choice in two sentences."""
     options, (*others, last) = study.options, [one.space.algorithm for one in study.tuned]
     names = f"each of {', '.join(others)} and {last}" if others else last
-    trials = "1 trial" if study.count == 1 else f"{study.count} trials"
     seeds = "" if len(options.trial_seeds) == 1 else f" with {len(options.trial_seeds)} seeds each"
     return (
-        f"{options.search.capitalize()} search, {trials}{seeds} for {names}. Choice by {options.score} on validation records "
+        f"{options.search.capitalize()} search, {counted(study.count, 'trial')}{seeds} for {names}. Choice by {options.score} on validation records "
         f"({100 * (options.validation or 0):g} % of the training records)."
     )
 

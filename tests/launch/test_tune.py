@@ -140,7 +140,9 @@ def test_several_seeds_set_other_records_aside_and_further_final_runs_are_not_co
     assert aside[1] - aside[0]
     one, several = (output.choice_sentence(study) for study in (done.study, seeds))
     assert ("others with each seed" in one, "others with each seed" in several) == (False, True)
-    one, several = (output.joint_sentence(study, JointEpsilon(3.0, 1e-4)) for study in (done.study, seeds))
+    single = Study.of(SMALL, {}, ["global"], {"local.lr": ["0.1"]}, TuneOptions(), tmp_path)
+    least, one, several = (output.joint_sentence(study, JointEpsilon(3.0, 1e-4)) for study in (single, done.study, seeds))
+    assert least == f"1 trial run and{one.removeprefix('2 trial runs and')}"
     assert one == "2 trial runs and one final run together: epsilon 3 at delta 0.0001 for a record in all of them"
     assert several == f"4{one[1:]}; 2 further final runs not counted"
     final = seeds.final_config(seeds.tuned[0].space, 0, 0)
