@@ -319,8 +319,7 @@ def _without_renyi_bound(events: Events, adjacency: Adjacency) -> str:
     """Name the first event that a Renyi filter has no bound for; empty if there is none."""
     for event in events:
         try:
-            for mechanism in EventCounts().add([event]).merged().mechanisms:
-                mechanism.check(adjacency, "rdp")
+            EventCounts().add([event]).checked(adjacency, "rdp")
         except ValueError:
             return type(event).__name__
     return ""
