@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -12,8 +13,8 @@ import pytest
 from conftest import ROOT
 
 FILE = ROOT / "launch" / "placement" / "immortal.py"
-FIRST = (3, 11)  # version that the project runs on
 VERSIONS = ((3, 12), (3, 13))  # in which the count alone makes an object immortal
+OTHERS = ((3, 11), (3, 14), (3, 15))
 USED = """
 import gc, json, os, runpy, sys, weakref
 keep = runpy.run_path(sys.argv[1])["keep_for_ever"]
@@ -48,18 +49,26 @@ print(json.dumps(found))
 """
 
 
-def interpreters(immortal: bool) -> list[str]:
-    """Versions of Python on this machine with such objects, or without: on the path, or beside the one that runs."""
+@functools.cache
+def interpreters() -> dict[tuple[int, int], str]:
+    """Each version of Python on this machine: on the path, or beside the one that runs."""
     named = [shutil.which(f"python3.{minor}") for minor in range(11, 16)]
     beside = Path(sys.base_prefix).parent.glob("*/bin/python3")
-    answering = {}
+    answering: dict[tuple[int, int], str] = {}
     for path in filter(None, (sys.executable, *named, *map(str, beside))):
-        done = subprocess.run(
-            [path, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=False
-        )
+        version = [path, "-S", "-c", "import sys; print(*sys.version_info[:2])"]  # without the packages of its site
+        done = subprocess.run(version, capture_output=True, text=True, check=False)
         if not done.returncode:
             answering.setdefault(tuple(map(int, done.stdout.split())), path)
-    return [path for version, path in sorted(answering.items()) if version >= FIRST and (version in VERSIONS) == immortal]
+    return answering
+
+
+@pytest.fixture
+def interpreter(version: tuple[int, int]) -> str:
+    """Asked only by the test process that runs this file: all of them collect it."""
+    if version not in interpreters():
+        pytest.skip(f"needs CPython {version[0]}.{version[1]}")
+    return interpreters()[version]
 
 
 def measured(interpreter: str) -> dict:
@@ -67,9 +76,7 @@ def measured(interpreter: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "interpreter", interpreters(True) or [pytest.param("", marks=pytest.mark.skip("needs CPython 3.12 or 3.13"))]
-)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_child_copies_no_page_of_what_it_uses(interpreter):
     found = measured(interpreter)
     assert found["before"] > 5_000_000
@@ -80,9 +87,7 @@ def test_a_child_copies_no_page_of_what_it_uses(interpreter):
     assert found["freed"]
 
 
-@pytest.mark.parametrize(
-    "interpreter", interpreters(False) or [pytest.param("", marks=pytest.mark.skip("needs another version of CPython"))]
-)
+@pytest.mark.parametrize("version", OTHERS)
 def test_another_version_changes_nothing(interpreter):
     """In CPython 3.14 workers crashed whose parent had changed the counts."""
     found = measured(interpreter)
