@@ -26,24 +26,33 @@ def spent(extent: float, count: int, delta: float, accountant: str = "pld") -> f
 def _exact_profiles(extent: float, y: float):
     """F_1 in closed form, and F_2 by a search over t with 50 digits, at the loss y * extent >= 0."""
     mpmath = pytest.importorskip("mpmath")
-    with mpmath.workdps(50):
-        width, loss = mpmath.mpf(extent), mpmath.mpf(y) * mpmath.mpf(extent)
+
+    def profiles(functions, number):
+        """F_1 at the loss, and what F_2 would be if t were the best, in the arithmetic of `math` or `mpmath`."""
+        width = number(extent)
+        loss = number(y) * width
 
         def one(at):
             if at < 0:
-                return -mpmath.expm1(at) + mpmath.exp(at) * one(-at)
-            return mpmath.mpf(0) if at >= width else mpmath.expm1((at - width) / 2) ** 2 / -mpmath.expm1(-width)
+                return -functions.expm1(at) + functions.exp(at) * one(-at)
+            return number(0) if at >= width else functions.expm1((at - width) / 2) ** 2 / -functions.expm1(-width)
 
         def value(t):
-            rise = mpmath.expm1(t - width) / mpmath.expm1(-width)
+            rise = functions.expm1(t - width) / functions.expm1(-width)
             return rise * one(loss - t) + (1 - rise) * one(loss - t + width)
 
-        best = max(range(401), key=lambda i: value(width * i / 400))
+        return one(loss), value
+
+    _, near = profiles(math, float)  # floats, quicker, tell where to search
+    best = max(range(401), key=lambda i: near(extent * i / 400))
+    with mpmath.workdps(50):
+        one, value = profiles(mpmath, mpmath.mpf)
+        width = mpmath.mpf(extent)
         low, high = width * max(best - 1, 0) / 400, width * min(best + 1, 400) / 400
-        for _ in range(60):  # what a ternary search finds is a value that some selection reaches
+        for _ in range(40):  # what a ternary search finds is a value that some selection reaches
             left, right = low + (high - low) / 3, high - (high - low) / 3
             low, high = (left, high) if value(left) < value(right) else (low, right)
-        return float(one(loss)), float(value((low + high) / 2))
+        return float(one), float(value((low + high) / 2))
 
 
 @pytest.mark.parametrize("extent", [1e-12, 1e-9, 1e-5, 9.9e-5, 1e-3, 0.5, 4.0, 4.1, 12.0, 60.0])
