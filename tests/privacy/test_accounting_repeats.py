@@ -29,7 +29,7 @@ from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 
 ROUNDS = [[SampledGaussian(1.25, 1.0, 1)]]
-ROUNDS += [[SampledGaussian(1.25, 0.01, 60), BoundedRangeSelection(0.15, 1), SampledGaussian(3.0, 1.0, 1)]] * 6
+ROUNDS += [[SampledGaussian(1.25, 0.01, 60), BoundedRangeSelection(0.15, 1), SampledGaussian(3.0, 1.0, 1)]] * 3
 ROUNDS += [[SampledGaussian(1.25, 0.01, 60)], [], [BoundedRangeSelection(1e-5, 70)], [SampledGaussian(20.0, 0.5, 4)]]
 
 QUESTIONS = [
