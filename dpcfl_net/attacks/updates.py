@@ -11,6 +11,7 @@ import numpy as np
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.secure_statement import has_single_releases
 from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
 from dpcfl_net.results.recorded_messages import decoded_messages, transcript_of, why_no_tensors
@@ -77,16 +78,16 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
             if update is not None:
                 updates.setdefault((header.round, client), update)
     if not updates:
-        why = _without_updates(job) if asked else why_no_tensors(folder)
+        why = _without_updates(folder, job, is_full=bool(asked))
         raise ConfigError(f"{folder}: no update of {job.protocol.algorithm} can be read from the transcript: {why}")
     clients = sorted({client for _, client in updates})
     return {client: [updates[key] for key in sorted(updates) if key[1] == client] for client in clients}
 
 
-def _without_updates(job: Job) -> str:
-    if job.protocol.privacy.secure:
+def _without_updates(folder: Path, job: Job, *, is_full: bool) -> str:
+    if job.protocol.privacy.secure and not has_single_releases(job.algorithm):
         return "its clients send masked vectors, of which the server learns sums only"
-    return "its clients send no update of a model that they received"
+    return "its clients send no update of a model that they received" if is_full else why_no_tensors(folder)
 
 
 def _early(path: Path, job: Job, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:
