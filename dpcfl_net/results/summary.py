@@ -261,7 +261,7 @@ def audited(audit: Audit, protocol: Protocol) -> str:
         return (
             f"{audit.canaries} of {len(protocol.roster)} clients {were} and {others}, for an audit: the accuracy is meaningless"
         )
-    records = counted(audit.canaries, "record")
+    records = f"{audit.canaries} record{'s' if audit.canaries > 1 else ''}"
     many = len(audit.clients) > 1
     who = f"each of {len(audit.clients)} clients" if many else f"client {audit.clients[0]}"
     measured = (
