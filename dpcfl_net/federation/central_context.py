@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.core.types import Release
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
@@ -39,6 +40,7 @@ class CentralContext:
     _noised: list[tuple[str, str, float]] = field(default_factory=list)
     _unprotected: list[str] = field(default_factory=list)
     _named: list[tuple[str, str]] = field(default_factory=list)
+    _totals: list[tuple[float, np.ndarray]] = field(default_factory=list)  # clip norm and noisy sums
 
     def sample(self, slot: str) -> list[int]:
         """Sample the clients of the round.
@@ -210,7 +212,9 @@ class CentralContext:
                 f"client {outside[0]} is not in the sample of slot {slot!r}: epsilon counts on the sample being secret and random"
             )
         sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
-        return sums.split(self._noisy(slot, part, sums.total, sensitivity))
+        noisy, counts = sums.split(self._noisy(slot, part, sums.total, sensitivity))
+        self._totals.append((sums.clip, noisy))
+        return noisy, counts
 
     def noisy_buffer(self, slot: str, sums: ClippedSums) -> np.ndarray:
         """Add noise to sums of clipped updates of a buffer.
@@ -230,6 +234,25 @@ class CentralContext:
         z = self._charge.z
         self._noised += [(name, "sums", z) for name in self._charge.slots if name.startswith(slot_of(slot, ""))]
         return sums.split(gaussian_on_grid(sums.total, z * sums.unit, NormalStream(self._key(slot), "noise sums")))[0]
+
+    def audit_problem(self, release: Release) -> str:
+        """Say why an audit cannot read a release: it scores noisy sums of updates that were clipped to `local.clip`.
+
+        Args:
+            release: What the step returned.
+
+        Returns:
+            A sentence; empty if it can.
+        """
+        clip = self._fed.protocol.local.clip
+        for used, noisy in self._totals:
+            if not math.isclose(used, clip, rel_tol=1e-6):
+                return (
+                    f"its sums have the clip norm {used:g}: must be local.clip, {clip:g}, where releases are kept for an audit"
+                )
+            if not any(np.array_equal(np.atleast_2d(array), noisy) for array in release.tensors.values()):
+                return "it changes the noisy sums before it releases them: must release them unchanged where they are kept for an audit"
+        return ""
 
     def without_guarantee(self, slot: str) -> None:
         """Declare a release without a guarantee.

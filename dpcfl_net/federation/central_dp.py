@@ -62,7 +62,7 @@ class CentralDPServer:
         algorithm: The job's algorithm.
         ledger: The server's ledger.
         noise_seed: Seed of the noise; None: noise of the operating system.
-        keep: Keep every release as it was published, for an audit.
+        keep: Keep every release as it was published, for an audit; a release that an audit cannot read is an error.
 
     Attributes:
         shown: Facts that the central steps of the last round gave to the observer (`show_observer`); they are not in the releases.
@@ -150,7 +150,8 @@ class CentralDPServer:
             The release; None if a crash lost the round after it was charged.
 
         Raises:
-            RunFailed: If the step does not take these tensors, or the gate refuses it.
+            RunFailed: If the step does not take these tensors, the gate refuses it, or it is kept for an audit
+                that cannot read it.
         """
         if reason := misfit(getattr(self._algorithm, kind), "me", **tensors):
             called = ", ".join(["me", *(f"{name}=..." for name in tensors)])
@@ -187,4 +188,6 @@ class CentralDPServer:
             )
         finally:
             fed.in_central_step = False
+        if self._keep and isinstance(release, Release) and (problem := me.audit_problem(release)):
+            raise RunFailed(f"round {fed.round}: central step {task.kind!r} cannot be audited: {problem}")
         return release, state, me.ran()

@@ -39,6 +39,11 @@ class ClippedSums:
         return view
 
     @property
+    def clip(self) -> float:
+        """Clip norm C of all parts of one client together."""
+        return self._clip
+
+    @property
     def unit(self) -> float:
         """Largest L2 norm of what one client adds."""
         return block_norm(self._clip) if self._counted else self._clip

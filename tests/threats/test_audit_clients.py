@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,36 @@ def test_processes_keep_the_same_releases_as_one_process(tmp_path):
 def test_what_cannot_be_audited_is_refused(changes, match):
     with pytest.raises(ConfigError, match=match):
         configuration.resolve({**SETTINGS, **changes})
+
+
+OWN = """
+import dpcfl_net as dpcfl
+from dpcfl_net.algorithms.dp_fedavg import DPFedAvg
+
+class Closer(DPFedAvg):
+    def new_sums(self):
+        return dpcfl.ClippedSums((1, self.protocol.model.parameters), self.protocol.local.clip / 2)
+
+class Divided(DPFedAvg):
+    @dpcfl.on_central_server(charges=["round"])
+    def noisy_sum(self, me, model):
+        return dpcfl.Release(sum=super().noisy_sum(me, model).tensors["sum"] / 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Closer", "its sums have the clip norm 0.5: must be local.clip, 1,"), ("Divided", "it changes the noisy sums before")],
+)
+def test_sums_in_other_units_than_the_clip_norm_are_no_audit(name, words, tmp_path, monkeypatch):
+    """They were scored in units of the clip norm: too little noise was reported of a sound algorithm."""
+    (tmp_path / "own_sums.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "own_sums", raising=False)
+    few = {"data": {**SETTINGS["data"], "clients": [40]}, "rounds": 2, "audit": {"canaries": 30}}
+    with pytest.raises(dpcfl_net.RunFailed, match=f"^round 1: central step 'noisy_sum' cannot be audited: {words}"):
+        recorded(tmp_path, **few, algorithm={"name": f"own_sums:{name}", "sampling_rate": 0.2})
 
 
 def test_more_clients_than_parameters_have_no_directions(tmp_path):
