@@ -790,6 +790,11 @@ class Steps(Global):
         ),
         ('GaussianSlot("sums")', 'GaussianSlot("sum")', r"has slot 'sum' \(GaussianSlot\), .* 'train' charges train and sums"),
         ('DPSGDSlot("train"', 'DPSGDSlot("trained"', r"has slot 'trained' \(DPSGDSlot\), which no client step fills"),
+        (
+            "self.protocol.rounds",
+            "(self.protocol.rounds + 1)",
+            r"has slot 'train' 3 times: must be at most 2 times, since .* \('train' in 2 rounds\), and the noise pays for every slot\n.*'sums' 3",
+        ),
         (', GaussianSlot("sums")]', "]", r"has slot 'train' \(DPSGDSlot\), which no client step fills with slots of this plan"),
         (
             '@on_client(charges=["train", "sums"], takes={"model": MODEL}, gives={"update": UPDATE, "sums": TensorSpec("f4", (64,))})',

@@ -45,6 +45,10 @@ class SecureMean(base.Algorithm):
     def masked_update(self, me, model):
         raise AssertionError("its jobs are checked and not run")
 
+    @base.on_client(charges=["masked_update"], takes={**MASKING, "model": base.MODEL}, gives={"masked": MASKED})
+    def masked_again(self, me, model):
+        raise AssertionError("its jobs are checked and not run")
+
     def secure_code(self, participants):
         if participants != (self.options.groups or len(self.clients)):
             return None
