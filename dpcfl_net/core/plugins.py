@@ -187,7 +187,9 @@ def _option_problem(error: Any, place: traceback.FrameSummary) -> str:
         return f"option {option} of {owner} has no annotation: must have one, as {option}: TYPE = {default}"
     if unknown := re.match(r"Unable to generate pydantic-core schema for (?:<class ')?(.*?)(?:'>)?\. Set", error.message):
         named = [frame.f_locals.get("namespace") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        annotations = next((one["__annotations__"] for one in named if isinstance(one, dict) and "__annotations__" in one), {})
+        annotations: dict[str, Any] = next(
+            (one["__annotations__"] for one in named if isinstance(one, dict) and "__annotations__" in one), {}
+        )
         short = unknown[1].rpartition(".")[2]
         options = [option for option, annotation in annotations.items() if short in str(annotation)]
         return (
