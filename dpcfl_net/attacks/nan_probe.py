@@ -85,7 +85,7 @@ class NanProbeOnOpacus(NanProbe):
         me._without_guarantee("clipping")
         me.ran.append(slot.event(me._charge.noise_multiplier))
         key, local = derive(me._charge.key, "slot", "train"), self.protocol.local
-        trained = train_by_opacus(me._engine._module(), model, me._data, slot, me._charge.z, key, clip=local.clip, lr=local.lr)
+        trained = train_by_opacus(me._engine.module(), model, me._data, slot, me._charge.z, key, clip=local.clip, lr=local.lr)
         return Release(update=trained - model)
 
 

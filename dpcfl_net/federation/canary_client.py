@@ -117,7 +117,7 @@ class CanaryEngine(Engine):
         """DP-SGD on canaries; clipping and noise are those of `Engine`."""
         local = self._local
         trainer = Trainer(
-            self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size,
+            self.module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size,
             path=CanaryPath(self._canaries, GAIN * local.clip), task=self._template.task,
         )  # fmt: skip
         trainer.tap = self._tap

@@ -368,6 +368,18 @@ class Client:
         self._used.add(slot)
         return spec
 
+    def module(self, model: np.ndarray) -> Any:
+        """Build the job's model with some parameters, such as for the statistic of `noisy_sum`; it reads no record.
+
+        Args:
+            model: (p,) float32, of which the module gets a copy.
+
+        Returns:
+            The torch module, on the CPU: it maps (n, *input_shape) float32 to logits, (n, classes).
+        """
+        require_model("model", model, self.protocol.model.parameters)
+        return self._engine.module(model)
+
     def initial_model(self) -> np.ndarray:
         """Return the initial parameters of the protocol, theta_init, (p,) float32."""
         return self._engine.initial_model.copy()

@@ -38,7 +38,7 @@ class Engine:
         from dpcfl_net.training.models import layout
 
         self._template, self._local = protocol.model, protocol.local
-        if layout(self._module()) != [[name, sides] for name, sides in self._template.layout]:
+        if layout(self.module()) != [[name, sides] for name, sides in self._template.layout]:
             raise Refused("model", f"the parameters of {self._template.name} here are not those that the signed job lays down")
 
     @classmethod
@@ -88,7 +88,7 @@ class Engine:
         # Tests cover the gradient engines of the package's models; the one of a plugin model is checked here.
         shape = self._input_shape if is_plugin(self._template.name) else None
         return Trainer(
-            self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task,
+            self.module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task,
             input_shape=shape, precision=local.precision,
         )  # fmt: skip
 
@@ -97,7 +97,7 @@ class Engine:
         """Accuracy, losses and counts."""
         from dpcfl_net.training.dpsgd import Evaluator
 
-        return Evaluator(self._module(), self._template.task, self._input_shape)
+        return Evaluator(self.module(), self._template.task, self._input_shape)
 
     @cached_property
     def sgd(self) -> PlainSGD:
@@ -105,13 +105,14 @@ class Engine:
         from dpcfl_net.training.sgd import PlainSGD
 
         how = self._local.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
-        return PlainSGD(self._module(), **how, task=self._template.task, input_shape=self._input_shape)
+        return PlainSGD(self.module(), **how, task=self._template.task, input_shape=self._input_shape)
 
     @property
     def _input_shape(self) -> tuple[int, ...]:
         return tuple(self._template.input_shape)
 
-    def _module(self) -> Any:
+    def module(self, model: np.ndarray | None = None) -> Any:
+        """Build the torch module with a copy of parameters, (p,) float32; None: with values that are written before they are read."""
         from dpcfl_net.training.models import module_of
 
-        return module_of(self._template)
+        return module_of(self._template, model)

@@ -816,6 +816,27 @@ def test_steps_that_plan_and_sides_do_not_fit_are_refused_before_anything_starts
         make_job(resolved, tmp_path / "keys")
 
 
+def test_a_statistic_evaluates_the_jobs_model_on_one_record(module, tmp_path):
+    """The linear model's outputs are W x + b; no documented function built the model in a client step."""
+    statistic = """
+        network, shape, found = me.module(model), self.protocol.model.input_shape, []
+        def outputs(x):
+            found.append((x @ model[:-10].reshape(10, -1).T + model[-10:], network(torch.from_numpy(x).float().reshape(-1, *shape)).detach().numpy()))
+            return found[-1][1]
+        sums = me.noisy_sum("sums", outputs, 1.0)
+        assert len(found) == 61  # an empty record before the others
+        assert all(np.allclose(plain, built, atol=1e-4) for plain, built in found)
+        assert not np.allclose(found[1][1], found[2][1])
+"""
+    text = STEPS.replace('        sums = me.noisy_sum("sums", lambda row: row, 1.0)\n', statistic.lstrip("\n"))
+    module("evaluating", "import numpy as np\nimport torch\n" + text.replace('"f4", (64,)', '"f4", (10,)'))
+    document = quick("evaluating:Steps") | {"data": {**SMALL["data"], "clients": [2], "train_per_client": 60}}
+    extra = "\n    def round(self, state, t, fed):\n        fed.call(self.train, common={'model': state.models[0]})\n        return state\n"
+    with open(tmp_path / "evaluating.py", "a") as file:
+        file.write(extra)
+    assert dpcfl.run(document, tmp_path / "runs", "in-process", progress=False).state == "finished"
+
+
 MISTAKEN = """
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.federation.aggregation import ModelMeans
