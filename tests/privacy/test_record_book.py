@@ -383,6 +383,26 @@ def test_two_crashes_before_the_counter_leave_a_book_that_goes_on(tmp_path, monk
     assert code_of(lambda: enrol(RecordBook(tmp_path / "book"), "a")) == "book-rolled-back"
 
 
+def test_a_line_that_a_killed_process_left_is_durable_before_it_is_counted(tmp_path, monkeypatch):
+    """A power failure that kept the new counter and lost the name of the new book left one that was refused as rolled back."""
+    book, real, fsync, trail = RecordBook(tmp_path / "book"), os.replace, os.fsync, []
+
+    def dying(source, target):
+        real(source, target)
+        if Path(target).name == BOOK:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying)
+        with pytest.raises(KeyboardInterrupt):
+            enrol(book, "a")
+    monkeypatch.setattr(os, "replace", lambda source, target: (trail.append(Path(target).name), real(source, target)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (trail.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    enrol(book, "a")
+    assert str(book.folder) in trail[: trail.index("counter")]
+    assert [p.job for p in book.claims()] == ["a"]
+
+
 def test_drafts_that_a_killed_process_left_are_removed(book):
     enrol(book, "a")
     whole = {path for path in book.folder.rglob("*") if path.is_file()}

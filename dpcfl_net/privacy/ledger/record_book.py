@@ -106,7 +106,9 @@ class RecordBook:
                 raise Refused("claim", f"job {claim.job[:12]} made another claim for client {claim.client} before")
             if same and not again:
                 raise _without_ledger(claim.job, claim.client)
-            self._count(lines)  # a crash may have come before the counter of the last line was written
+            if not self._is_counted(lines):  # a crash may have come before that, or before the last line was durable
+                self._disk.sync_folder(self.folder)
+                self._count(lines)
             others = [p for p in claims if p.job != claim.job]
             histories = self._histories(claim, own, others)
             if budget is not None:
@@ -257,10 +259,13 @@ class RecordBook:
         self._count([*lines, line])
 
     def _count(self, lines: list[bytes]) -> None:
-        """Bring the counter up to the last line."""
-        path, counter = self.folder / COUNTER, counter_line(len(lines) - 1, digest(lines[-1])) if lines else b""
-        if lines and not (path.exists() and path.read_bytes() == counter):
-            self._disk.replace(path, counter)
+        """Bring the counter up to the last line, which must be durable: a counter that a power failure leaves alone refuses the book."""
+        self._disk.replace(self.folder / COUNTER, _counter(lines))
+
+    def _is_counted(self, lines: list[bytes]) -> bool:
+        """Return True if the counter is that of the last line, or there is no line."""
+        path = self.folder / COUNTER
+        return not lines or (path.exists() and path.read_bytes() == _counter(lines))
 
     def _read(self) -> tuple[list[bytes], list[PrivacyBudgetClaim]]:
         path = self.folder / BOOK
@@ -354,6 +359,10 @@ def _largest(table: np.ndarray) -> np.ndarray:
                 return rows.max(axis=0, keepdims=True)
         rows = np.stack(kept)
     return rows
+
+
+def _counter(lines: list[bytes]) -> bytes:
+    return counter_line(len(lines) - 1, digest(lines[-1]))
 
 
 def _without_ledger(job: str, client: int) -> Refused:
