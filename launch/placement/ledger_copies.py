@@ -13,7 +13,7 @@ from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.launch.placement.messages import LedgerUpdate
 from dpcfl_net.privacy.ledger.chain import COUNTER, LINES, holds, last_counted
-from dpcfl_net.privacy.ledger.entries import counter_line, digest, split_lines
+from dpcfl_net.privacy.ledger.entries import counter_line, digest, read_counter, split_lines
 
 
 class LedgerTail:
@@ -67,8 +67,7 @@ def extend_copy(folder: Path, report: LedgerUpdate) -> None:
         LedgerError: "ledger-rolled-back" if the ledger lacks lines of the copy, which then stays as it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LINES
-    copied = read_bytes(path) if path.exists() else b""
+    path, copied = folder / LINES, _copied(folder)
     if report.at > len(copied):
         raise Refused(
             "agent-line",
@@ -84,10 +83,14 @@ def extend_copy(folder: Path, report: LedgerUpdate) -> None:
 def copied_counter(folder: Path) -> str | None:
     """Return number and hash of the last line of a copy, as the content of a counter file; None without a copy.
 
-    They come from the lines: a crash may leave the counter file of a copy one report behind.
+    A crash may leave the counter file of a copy one report behind its lines, and a power failure may leave it without lines.
     """
-    path = folder / LINES
-    lines, _ = split_lines(read_bytes(path) if path.exists() else b"")
+    lines, _ = split_lines(_copied(folder))
+    path = folder / COUNTER
+    counter = read_bytes(path) if path.exists() else b""
+    named = read_counter(counter)
+    if named is not None and named[0] >= len(lines):
+        return counter.decode()
     return counter_line(len(lines) - 1, digest(lines[-1])).decode() if lines else None
 
 
@@ -104,6 +107,12 @@ def check_counter(client: int, folder: Path, counter: str) -> None:
     """
     if not holds(folder, counter.encode()):
         raise _rolled_back(client)
+
+
+def _copied(folder: Path) -> bytes:
+    """Read the lines of a copy; a power failure may leave zeros in place of those that were not flushed."""
+    path = folder / LINES
+    return read_bytes(path).partition(b"\0")[0] if path.exists() else b""
 
 
 def _rolled_back(client: int) -> LedgerError:

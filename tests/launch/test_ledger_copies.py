@@ -118,6 +118,17 @@ def test_a_line_that_a_crash_left_in_the_journal_alone_counts(ledger, copy):
     check_counter(3, ledger, counter)
 
 
+@pytest.mark.parametrize("kept", [0, 300])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_copy_whose_lines_a_power_failure_has_lost_names_them_and_gets_them_again(ledger, copy, kept, zeros):
+    """A copy is not flushed. Without its lines any ledger passed; with zeros the ledger was said to be rolled back."""
+    counter, whole = copied_counter(copy), (copy / "ledger.jsonl").read_bytes()
+    (copy / "ledger.jsonl").write_bytes(whole[:kept] + bytes(zeros * (len(whole) - kept)))
+    assert copied_counter(copy) == counter
+    extend_copy(copy, LedgerTail(3, ledger).new_lines())
+    assert (copy / "ledger.jsonl").read_bytes() == whole
+
+
 def gone(folder):
     shutil.rmtree(folder)
 
