@@ -14,7 +14,7 @@ import sys
 
 import pytest
 from cli_cases import call
-from conftest import DPCFL, ROOT, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, SMALL, dpcfl, only_run, write_config
 from doc_commands import program
 from engines import until
 
@@ -135,15 +135,15 @@ def made_job(tmp_path_factory):
     return out
 
 
-def test_a_worker_without_its_keys_makes_no_ledger(made_job, tmp_path):
+def test_a_worker_without_its_keys_makes_no_ledger(made_job, tmp_path, capsys):
     """An empty ledger on a wrong host replaced that of the client where the ledgers of all hosts were copied together."""
     (tmp_path / "keys").mkdir()
-    stranger = dpcfl(
-        "worker", made_job, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
+    stranger = call(
+        capsys, "worker", made_job, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
         "--operator-key", made_job / "operator.pub", "--ledgers", tmp_path / "ledgers",
     )  # fmt: skip
-    assert stranger.returncode == 2
-    assert "client_0000.public: no such file" in stranger.stderr
+    assert stranger.code == 2
+    assert "client_0000.public: no such file" in stranger.err
     assert not (tmp_path / "ledgers").exists()
 
 
@@ -186,7 +186,14 @@ def test_an_argument_that_is_not_unicode_is_refused(capsys, tmp_path):
 
 def test_a_run_whose_standard_streams_are_closed_ends_well(tmp_path):
     """As after `>&-`: it failed at its end. No file of it may get the numbers of these streams, to which libraries print."""
-    config = write_config(tmp_path / "c", runtime={"federation": "in-process"}, output={"transcript": "off"})
+    small = {"data": {**SMALL["data"], "clients": [2, 2], "train_per_client": 50}, "model": {"name": "linear"}, "rounds": 2}
+    config = write_config(
+        tmp_path / "c",
+        **small,
+        algorithm={"name": "global"},
+        runtime={"federation": "in-process"},
+        output={"transcript": "off"},
+    )
     run = shlex.join([sys.executable, "-m", "dpcfl_net", "run", str(config), "--out", str(tmp_path / "runs")])
     done = subprocess.run(["sh", "-c", f"exec {run} <&- >&- 2>&-"], cwd=ROOT, check=False, timeout=120)
     assert done.returncode == 0
@@ -202,27 +209,27 @@ def test_a_run_whose_standard_streams_are_closed_ends_well(tmp_path):
     assert int((tmp_path / "file").read_text()) > 2
 
 
-def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_path):
+def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_path, capsys):
     make_keys(tmp_path / "others", 1)
-    done = dpcfl(
-        "worker", made_job, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", made_job / "keys",
+    done = call(
+        capsys, "worker", made_job, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", made_job / "keys",
         "--operator-key", tmp_path / "others/operator/operator.public", "--ledgers", tmp_path / "ledgers",
     )  # fmt: skip
-    assert done.returncode == 3
-    assert "operator-signature" in done.stderr
+    assert done.code == 3
+    assert "operator-signature" in done.err
     assert not (tmp_path / "ledgers").exists()
 
 
-def test_an_open_secret_key_is_refused(made_job, tmp_path):
+def test_an_open_secret_key_is_refused(made_job, tmp_path, capsys):
     shutil.copytree(made_job, tmp_path, dirs_exist_ok=True)
     (tmp_path / "keys/client_0000/client_0000.secret").chmod(0o644)
-    done = dpcfl(
-        "worker", tmp_path, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
+    done = call(
+        capsys, "worker", tmp_path, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
         "--operator-key", tmp_path / "operator.pub", "--ledgers", tmp_path / "ledgers",
     )  # fmt: skip
-    assert done.returncode == 3
-    assert "key-permissions" in done.stderr
-    assert "chmod 600" in done.stderr
+    assert done.code == 3
+    assert "key-permissions" in done.err
+    assert "chmod 600" in done.err
 
 
 def test_the_folder_of_a_coordinator_that_was_started_manually_is_in_use(made_job, tmp_path, capsys):

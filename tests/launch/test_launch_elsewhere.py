@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from cli_cases import Done, call
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, processes_of, write_config
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +68,11 @@ def hosts_file(folder: Path, *entries: dict, **more) -> Path:
 
 def launch(config: Path, hosts: Path, out: Path, *more, **kwargs) -> subprocess.CompletedProcess:
     return dpcfl("launch", config, "--on", "ssh", "--hosts", hosts, *AT, "--out", out, *more, **kwargs)
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], config: Path, hosts: Path, out: Path, *more: object) -> Done:
+    """What a launch would do, asked in this process: nothing of the run is started."""
+    return call(capsys, "launch", config, "--on", "ssh", "--hosts", hosts, *AT, "--out", out, "--dry-run", *more)
 
 
 def refusal(*words: object) -> DpcflError:
@@ -327,11 +333,11 @@ def test_the_keys_of_a_launch_that_was_killed_in_its_preparation_stay_until_the_
     assert [*out.iterdir()] == [new]
 
 
-def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
+def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path, capsys):
     hosts = hosts_file(tmp_path, {"workers": 3}, {"workers": 1})
-    done = launch(write_config(tmp_path / "c"), hosts, tmp_path / "out", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    done = dry_run(capsys, write_config(tmp_path / "c"), hosts, tmp_path / "out")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
     assert lines[0] == "coordinator and observer: this machine"
     assert [line.partition(";")[2].strip() for line in lines[1:]] == ["clients 0, 1, 2, 4, 5, 6", "clients 3, 7"]
     assert not (tmp_path / "root").exists()
@@ -339,16 +345,16 @@ def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("device", "answer"), [("cpu", "exec sleep 60"), ("auto", "echo 'GPU-1, 1000, 900, Fake'")])
-def test_a_host_is_asked_for_its_gpus_only_if_a_worker_may_use_one(device, answer, tmp_path):
+def test_a_host_is_asked_for_its_gpus_only_if_a_worker_may_use_one(device, answer, tmp_path, capsys):
     """A driver that hangs ended runs on the CPU, too."""
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text(f"#!/bin/sh\n{answer}\n")
     smi.chmod(0o755)
     hosts = hosts_file(tmp_path, {"through": ["env", f"PATH={smi.parent}:{os.environ['PATH']}"]})
-    done = launch(write_config(tmp_path / "c"), hosts, tmp_path / "out", "--dry-run", f"runtime.device={device}")
-    assert done.returncode == 0, done.stderr
-    assert ("GPUs Fake GPU-1" in done.stdout) == (device == "auto")
+    done = dry_run(capsys, write_config(tmp_path / "c"), hosts, tmp_path / "out", f"runtime.device={device}")
+    assert done.code == 0, done.err
+    assert ("GPUs Fake GPU-1" in done.out) == (device == "auto")
 
 
 def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(elsewhere):
@@ -580,13 +586,13 @@ def test_the_lines_of_a_stream_do_not_depend_on_its_parts():
     assert list(connection.complete_lines([b"a\n" + bytes(LONGEST), b"x", b"\n"])) == [b"a"]
 
 
-def test_a_host_cannot_write_control_characters_to_the_operators_terminal(tmp_path):
+def test_a_host_cannot_write_control_characters_to_the_operators_terminal(tmp_path, capsys):
     """Its name is printed with the clients that run there."""
     line = hello_of("\x1b]0;title\x07\x1b[2J").line().decode().strip()
     hosts = hosts_file(tmp_path, {"through": ["sh", "-c", f"printf '%s\\n' '{line}'; cat"]}, {})
-    done = launch(write_config(tmp_path / "c"), hosts, tmp_path / "out", "--dry-run")
-    assert "\x1b" not in done.stdout + done.stderr
-    assert (done.returncode, done.stderr[:45]) == (4, "error: host a: agent-line: not a message of t")
+    done = dry_run(capsys, write_config(tmp_path / "c"), hosts, tmp_path / "out")
+    assert "\x1b" not in done.out + done.err
+    assert (done.code, done.err[:45]) == (4, "error: host a: agent-line: not a message of t")
 
 
 def test_no_process_executes_a_file_of_the_current_folder_instead_of_a_library(tmp_path):
@@ -627,13 +633,13 @@ def test_slurms_counts_of_cpus():
         slurm.cpus_of("4", 2)
 
 
-def test_the_batch_script_runs_the_command_that_it_was_made_from(tmp_path):
+def test_the_batch_script_runs_the_command_that_it_was_made_from(tmp_path, capsys):
     config = write_config(tmp_path / "a b")
     path = tmp_path / "the job.sh"
-    done = dpcfl("launch", config, "--on", "slurm", "--sbatch", path, "--nodes", 2, "--cpus", 4, "--gpus", 1, "--time", "2:00:00",
-                 "--address", "10.0.0.1", "--out", tmp_path / "out", "seed=3")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"wrote {path}; submit it with: sbatch '{path}'\n"
+    done = call(capsys, "launch", config, "--on", "slurm", "--sbatch", path, "--nodes", 2, "--cpus", 4, "--gpus", 1, "--time", "2:00:00",
+                "--address", "10.0.0.1", "--out", tmp_path / "out", "seed=3")  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.out == f"wrote {path}; submit it with: sbatch '{path}'\n"
     script = path.read_text()
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
     assert {
