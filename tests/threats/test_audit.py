@@ -311,18 +311,7 @@ def test_without_canaries_there_is_nothing_to_audit(tmp_path):
         audit_run(tmp_path)
 
 
-def test_where_nothing_is_sent_every_step_is_audited_all_the_same(tmp_path):
-    config = audited(algorithm={"name": "local"}, audit={"canaries": 1400, "client": 1})
-    new_run.prepare(tmp_path, config)
-    simulate(read_job(tmp_path, (tmp_path / "operator.pub").read_text().strip()), tmp_path)
-    result = audit_run(tmp_path, false_alarm=NEVER)
-    assert result.facts["broken"] == []
-    assert {b["view"] for b in result.facts["bounds"]} == {EVERY_STEP}
-    assert any("local sends the server no plain sum" in sentence for sentence in result.sentences)
-    assert not (tmp_path / "ledgers" / "client_0000" / "canaries").exists()
-
-
-def test_the_claim_of_an_audited_client_is_its_own_epsilon(tmp_path):
+def test_where_nothing_is_sent_every_step_of_a_client_is_audited_against_its_own_epsilon(tmp_path):
     privacy = {"epsilon": 1, "delta": 1e-4, "epsilon_by_client": {"1": 20}}
     config = audited(algorithm={"name": "local"}, privacy=privacy, audit={"canaries": 1400, "client": 1})
     new_run.prepare(tmp_path, config)
@@ -331,6 +320,9 @@ def test_the_claim_of_an_audited_client_is_its_own_epsilon(tmp_path):
     assert (result.facts["claimed"], result.facts["broken"]) == (20, [])
     assert result.headline.startswith("The claim stands: epsilon 20 at delta 0.0001; measured at least ")
     assert max(bound["gdp"] for bound in result.facts["bounds"]) > 5
+    assert {b["view"] for b in result.facts["bounds"]} == {EVERY_STEP}
+    assert any("local sends the server no plain sum" in sentence for sentence in result.sentences)
+    assert not (tmp_path / "ledgers" / "client_0000" / "canaries").exists()
 
 
 def test_a_task_computed_again_after_a_crash_is_taped_as_it_was_released(sound, tmp_path, monkeypatch):
