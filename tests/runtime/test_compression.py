@@ -56,7 +56,8 @@ def made(folder, **changes):
 def run(request, tmp_path_factory):
     """The name of a form, and a finished run of eight workers with it."""
     out = tmp_path_factory.mktemp(request.param)
-    done = dpcfl("run", write_config(out / "c", communication=FORMS[request.param], rounds=4), "--out", out)
+    data = {**SMALL["data"], "train_per_client": 150}
+    done = dpcfl("run", write_config(out / "c", communication=FORMS[request.param], rounds=4, data=data), "--out", out)
     assert done.returncode == 0, done.stderr + done.stdout
     return request.param, only_run(out)
 
