@@ -310,6 +310,9 @@ def test_mistakes_are_sentences(recorded, finished_run, tmp_path):
             (bare / "config.yaml").write_text(json.dumps({"output": {"transcript": own["output"]}, "runtime": runtime}))
         with pytest.raises(ConfigError, match=rf"has no transcript\.msgpack.* {re.escape(said)}$"):
             reconstruction.attack(bare)
+    (bare / "transcript.msgpack").touch()
+    with pytest.raises(ConfigError, match=r"from the transcript: it is full, and no client answered such a task$"):
+        reconstruction.attack(bare)  # a run that ended before its first release
     template = read_run_job(recorded["raw"]).protocol.model
     for other in ({"task": "regression", "classes": 1}, {"layout": template.layout[:-2]}):
         with pytest.raises(ConfigError, match="last linear layer"):
