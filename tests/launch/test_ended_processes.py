@@ -27,43 +27,44 @@ from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.launch.placement.host_aggregator import end_of_log
 
 
-def message_of(main: str, argument: object, log: Path) -> str:
+@pytest.fixture(scope="module")
+def server():
+    """A fork server that has loaded its libraries."""
+    made = ForkServer()
+    made.wait_until_loaded(lambda: None)
+    yield made
+    made.close()
+
+
+def message_of(server: ForkServer, main: str, argument: object, log: Path) -> str:
     """Message of a child that has failed."""
-    server = ForkServer()
+    forked = server.fork("the child", start_of(main, argument, role_environment()), log)
     try:
-        forked = server.fork("the child", start_of(main, argument, role_environment()), log)
-        try:
-            return str(forked.failure(forked.wait(60)))
-        finally:
-            forked.close()
+        return str(forked.failure(forked.wait(60)))
     finally:
-        server.close()
+        forked.close()
 
 
 @pytest.mark.parametrize("log", ["log", "full"])
-def test_a_full_disk_is_told_with_the_file_and_the_code_of_a_failed_run(tmp_path, log):
+def test_a_full_disk_is_told_with_the_file_and_the_code_of_a_failed_run(tmp_path, log, server):
     (tmp_path / "full").symlink_to("/dev/full")
     (tmp_path / "log").write_text("round 2 of 6 done\n")
-    found = message_of("full_disk:fill", "/some/file", tmp_path / log)
+    found = message_of(server, "full_disk:fill", "/some/file", tmp_path / log)
     assert found == (f"the child ended with code 4: RunFailed: /some/file: no space left on the device (log: {tmp_path / log})")
 
 
-def test_another_error_is_told_too_where_the_log_cannot_be_written(tmp_path):
+def test_another_error_is_told_too_where_the_log_cannot_be_written(tmp_path, server):
     (tmp_path / "full").symlink_to("/dev/full")
-    found = message_of("full_disk:empty", "", tmp_path / "full")
+    found = message_of(server, "full_disk:empty", "", tmp_path / "full")
     assert found.startswith("the child ended with code 70: AttributeError: module 'full_disk' has no attribute 'empty'")
 
 
-def test_a_process_that_the_system_killed_says_what_that_may_mean(tmp_path):
+def test_a_process_that_the_system_killed_says_what_that_may_mean(tmp_path, server):
     (tmp_path / "log").write_text("round 2 of 6 done\n")
-    server = ForkServer()
-    try:
-        forked = server.fork("the child", start_of(f"{__name__}:rest", 60.0, role_environment()), tmp_path / "log")
-        os.kill(forked.pid, signal.SIGKILL)
-        found = str(forked.failure(forked.wait(60)))
-        forked.close()
-    finally:
-        server.close()
+    forked = server.fork("the child", start_of("test_ended_processes:rest", 60.0, role_environment()), tmp_path / "log")
+    os.kill(forked.pid, signal.SIGKILL)
+    found = str(forked.failure(forked.wait(60)))
+    forked.close()
     assert found == (
         "the child ended with code -9 (killed, for example because the machine had no memory left): round 2 of 6 done "
         f"(log: {tmp_path / 'log'})"
@@ -120,41 +121,30 @@ def rest(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("has_answered", [True, False])
-def test_a_process_ends_with_a_launcher_that_was_killed_while_it_started_it(tmp_path, monkeypatch, has_answered):
+def test_a_process_ends_with_a_launcher_that_was_killed_while_it_started_it(tmp_path, server, monkeypatch, has_answered):
     def killed(wait, seconds):
         if has_answered:
             assert wait(seconds)  # the answer has arrived; it stays unread
         raise Killed
 
-    server, log, start = ForkServer(), tmp_path / "log", start_of("test_ended_processes:rest", 600, role_environment())
+    log, start = tmp_path / "log", start_of("test_ended_processes:rest", 600, role_environment())
+    with monkeypatch.context() as patched:
+        patched.setattr(child, "wait_awake", killed)
+        with pytest.raises(Killed):
+            server.fork("the child", start, log)
+    later = server.fork("the next child", start, tmp_path / "other log")  # so the first one was forked
     try:
-        server.wait_until_loaded(lambda: None)
-        with monkeypatch.context() as patched:
-            patched.setattr(child, "wait_awake", killed)
-            with pytest.raises(Killed):
-                server.fork("the child", start, log)
-        later = server.fork("the next child", start, tmp_path / "other log")  # so the first one was forked
         parent, deadline = psutil.Process(server.pid), time.monotonic() + 60
         while len(parent.children()) > 1 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert ([left.pid for left in parent.children()], log.read_text()) == ([later.pid], "")
-        later.close()
     finally:
-        server.close()
+        later.close()
 
 
 def fail(length: int) -> None:
     """Main function of a child that fails with a long message."""
     raise ValueError("x" * length)
-
-
-@pytest.fixture(scope="module")
-def server():
-    """A fork server that has loaded its libraries."""
-    made = ForkServer()
-    made.wait_until_loaded(lambda: None)
-    yield made
-    made.close()
 
 
 def test_a_long_message_is_cut(tmp_path, server):

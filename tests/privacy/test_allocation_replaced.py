@@ -131,6 +131,6 @@ def test_epsilon_falls_with_noise_and_batches_and_rises_with_epochs():
 
     by_noise = [spent(noise, 30, 5) for noise in (0.1, 0.5, 1.0, 900.0, 1e4)]
     by_batches = [spent(0.8, batches, 5) for batches in (1, 2, 7, 1000)]
-    by_epochs = [spent(0.8, 30, epochs) for epochs in (20, 2, 1)]
+    by_epochs = [spent(0.8, 7, epochs) for epochs in (20, 2, 1)]
     for values in (by_noise, by_batches, by_epochs):
         assert values == sorted(values, reverse=True)
