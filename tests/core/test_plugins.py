@@ -1445,7 +1445,8 @@ def test_noise_for_a_whole_update_does_not_protect_a_record(module, tmp_path):
 def test_a_plan_that_changes_between_calls_names_the_client(module, tmp_path):
     """It ended with a KeyError, which held the whole plan."""
     changing = "calls = 0\n\n    def plan(self, client):\n        type(self).calls += 1\n"
-    changing += "        return [*super().plan(client)] * self.calls\n\n    @on_client"
+    changing += "        planned = super().plan(client)\n"
+    changing += "        return [type(slot)(slot.name, slot.rate, slot.steps + self.calls) for slot in planned]\n\n    @on_client"
     module("own_rounds", PERSONAL.replace("KEPT", "").replace("@on_client", changing))
     with pytest.raises(
         ConfigError, match="own_rounds:Personal: `plan` returned different slots for client 0 when it was called again"
