@@ -1446,7 +1446,9 @@ def test_a_plan_that_changes_between_calls_names_the_client(module, tmp_path):
     """It ended with a KeyError, which held the whole plan."""
     changing = "calls = 0\n\n    def plan(self, client):\n        type(self).calls += 1\n"
     changing += "        planned = super().plan(client)\n"
-    changing += "        return [type(slot)(slot.name, slot.rate, slot.steps + self.calls) for slot in planned]\n\n    @on_client"
+    changing += (
+        "        return [type(slot)(slot.name, slot.rate, slot.steps + self.calls) for slot in planned]\n\n    @on_client"
+    )
     module("own_rounds", PERSONAL.replace("KEPT", "").replace("@on_client", changing))
     with pytest.raises(
         ConfigError, match="own_rounds:Personal: `plan` returned different slots for client 0 when it was called again"
