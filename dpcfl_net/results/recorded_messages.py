@@ -38,8 +38,8 @@ def transcript_of(folder: Path, kept: str = "full") -> Path:
         needed = {key: value for key, value in needed.items() if own[key] != value}
         if (recorded := own["output.transcript"]) != "off":
             raise ConfigError(
-                f"{folder} has no {path.name}, though its output.transcript is {recorded!r}: the coordinator writes it, and has not started "
-                "in this folder"
+                f"{folder} has no {path.name}, though its output.transcript is {recorded!r}: it was removed, or the coordinator, which writes "
+                "it, has not started in this folder"
             )
     settings = " ".join(f"{key}={value}" for key, value in needed.items())
     raise ConfigError(f"{folder} has no {path.name}: record the run with {settings}")

@@ -302,7 +302,7 @@ def test_mistakes_are_sentences(recorded, finished_run, tmp_path):
         ),
         (
             {"output": "full"},
-            "though its output.transcript is 'full': the coordinator writes it, and has not started in this folder",
+            "though its output.transcript is 'full': it was removed, or the coordinator, which writes it, has not started in this folder",
         ),
     ):
         runtime = {"federation": own.get("federation", "network"), "aggregators": 0}

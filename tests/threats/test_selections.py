@@ -241,7 +241,7 @@ def test_what_holds_no_choices_says_so(recorded, tmp_path):
         recorded_choices.read_choices(tmp_path)
     shutil.copytree(recorded, tmp_path / "run")
     (tmp_path / "run" / "transcript.msgpack").unlink()
-    with pytest.raises(ConfigError, match="transcript=full"):
+    with pytest.raises(ConfigError, match=r"though its output\.transcript is 'full': it was removed, or"):
         recorded_choices.read_choices(tmp_path / "run")
     (tmp_path / "run" / "transcript.msgpack").touch()
     with pytest.raises(ConfigError, match="no choice of a cluster"):
