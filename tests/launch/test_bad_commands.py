@@ -255,7 +255,7 @@ FOLDERS: list[Case] = [
     ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
     *((f"{command} {{sweep}}", 2, ["{sweep} is a sweep, not a run folder: give the folder of one of its runs", "for its table: dpcfl compare {sweep}"])
       for command in ("verify", "export", "clients", "run --resume", "trace", "watch --once", "inspect")),
-    ("inspect {job}", 2, ["{job} has no transcript.msgpack, though its output.transcript is 'headers': the coordinator writes it"]),
+    ("inspect {job}", 2, ["{job} has no transcript.msgpack, though its output.transcript is 'headers': it was removed, or the coordinator, which writes"]),
     ("inspect {prepared}", 2, ["the preparation of the run {prepared} did not finish: it holds no protocol.json", "start the run again"]),
     ("run --resume {prepared}", 2, ["the preparation of the run {prepared} did not finish: it holds no config.yaml"]),
     ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}", "resume the run, then verify it"]),
