@@ -71,7 +71,7 @@ def launch(config: Path, hosts: Path, out: Path, *more, **kwargs) -> subprocess.
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], config: Path, hosts: Path, out: Path, *more: object) -> Done:
-    """What a launch would do, asked in this process: nothing of the run is started."""
+    """Run `dpcfl launch --dry-run` in this process; it starts nothing of the run."""
     return call(capsys, "launch", config, "--on", "ssh", "--hosts", hosts, *AT, "--out", out, "--dry-run", *more)
 
 
