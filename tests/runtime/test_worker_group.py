@@ -108,7 +108,12 @@ def is_served(client):
 
 @pytest.fixture
 def group(monkeypatch):
-    return Process(monkeypatch)
+    process = Process(monkeypatch)
+    yield process
+    process.may_open.set()
+    for worker in process.workers:
+        worker.stop()
+    until(lambda: not any(map(is_served, range(10))))  # the next test looks for threads of the same names
 
 
 def test_a_client_that_is_stopped_while_its_gate_is_opened_leaves(group):
