@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_bytes
+from dpcfl_net.core.files import read_bytes, shown
 from dpcfl_net.core.frozen import canonical
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment import job_files
 from dpcfl_net.experiment.build import make_job, with_noise_seed
+from dpcfl_net.experiment.config_overrides import change, section
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.launch.calling_process import IN_PROCESS
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 def new_run(
     path: Path,
-    overrides: Iterable[str],
+    overrides: Sequence[str],
     out: Path,
     *,
     debug: bool = False,
@@ -60,11 +61,22 @@ def new_run(
         with interrupts.raising():
             config = configuration.load(path, overrides)
             if debug:
+                _refuse_other_than_in_process(overrides)
                 config = configuration.load(config, IN_PROCESS)
             check_gpus(config)
         options = RunOptions(interrupts=interrupts, in_calling_process=debug, chaos=chaos, trackers=trackers)
         folder = new_folder(config, out)
         return *run_and_report(folder, config, options), folder
+
+
+def _refuse_other_than_in_process(overrides: Sequence[str]) -> None:
+    """Refuse overrides that --debug would undo; a configuration's own values give way."""
+    asked = change({}, overrides)
+    for key, value in IN_PROCESS.items():
+        group, _, name = key.partition(".")
+        given = section(asked, group).get(name, value)
+        if given != value:
+            raise ConfigError(f"--debug sets {key} to {value!r}: leave {shown(given)} out of the overrides")
 
 
 def quickstart(path: Path, out: Path) -> tuple[int, list[dict[str, Any]]]:

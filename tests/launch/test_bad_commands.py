@@ -340,6 +340,11 @@ NAMES: list[Case] = [
     ("report {run} --privacy.epsilon=3", 2, ["No such option: --privacy.epsilon; see `dpcfl report --help`"]),
     ("run", 2, ["give a configuration"]),
     ("run {config} --resume {run}", 2, ["--resume takes no configuration"]),
+    (
+        "run {config} --debug output.transcript=full",
+        2,
+        ["--debug sets output.transcript to 'off': leave 'full' out of the overrides"],
+    ),
     ("run {config} rounds", 2, ["override 'rounds' is not key=value"]),
     ("run {config} =5", 2, ["override '=5' is not key=value"]),
     ("run {config} privacy..epsilon=5", 2, ["override 'privacy..epsilon=5' is not key=value"]),
