@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 
 import pytest
@@ -70,6 +71,7 @@ def test_a_server_that_never_stops_sending_does_not_hold_the_launcher(ends):
     sending = threading.Thread(target=flood, daemon=True)
     sending.start()
     for _ in range(3):
+        assert select.select([pipes.commands], [], [], 60)[0]  # the sender may not have run yet
         assert 0 < len(read(pipes)) <= MOST_READ
     ended.set()
     pipes.close()
