@@ -115,7 +115,7 @@ def test_the_plan_of_a_late_client_is_one_choice_and_its_rounds_and_its_epsilon_
         verify_claim(type(job.algorithm)(forged), 3, tmp_path / "claims")
 
 
-@pytest.mark.parametrize(("case", "first"), [("r-dpcfl", 7), ("dp-ifca", 4)])
+@pytest.mark.parametrize(("case", "first"), [pytest.param("r-dpcfl", 7, marks=pytest.mark.slow), ("dp-ifca", 4)])
 def test_a_late_client_chooses_once_by_the_exponential_mechanism_and_its_gate_gives_no_second_choice(
     keys, case, first, tmp_path
 ):

@@ -104,7 +104,7 @@ def test_with_secure_sums_the_sentence_also_says_when_a_sum_is_aborted(tmp_path,
     ("algorithm", "phases"),
     [
         ({"name": "dp-ifca"}, ["window", "frozen", "frozen", "frozen"]),
-        ({"name": "r-dpcfl"}, ["first", "secure", "secure", "secure"]),
+        pytest.param({"name": "r-dpcfl"}, ["first", "secure", "secure", "secure"], marks=pytest.mark.slow),
         ({"name": "r-dpcfl", "secure_from": 3}, ["first", "soft", "secure", "secure"]),
     ],
 )

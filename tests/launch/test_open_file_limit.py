@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from conftest import dpcfl, only_run
 from run_results import last_models
 
@@ -50,6 +51,7 @@ def test_more_workers_than_the_system_allows_open_files_are_refused_with_the_lim
     assert "too many open files (raise the limit: ulimit -n)" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_in_one_process_closes_ledgers_under_a_low_limit_and_has_the_same_bits(tmp_path):
     """286 files are enough for 10 clients at once."""
     models = {}

@@ -46,7 +46,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("script", [AGENT, FORK], ids=["host", "fork"])
+@pytest.mark.parametrize("script", [pytest.param(AGENT, marks=pytest.mark.slow), FORK], ids=["host", "fork"])
 def test_a_pause_of_the_launcher_takes_no_time_from_what_it_waits_for(script):
     words = [sys.executable, "-c", script.replace("LIMIT", str(LIMIT_S))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -80,7 +80,7 @@ def test_a_run_ends_without_a_reader_and_shows_all_to_a_late_one(unread):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("rounds", [ROUNDS, 100_000])
+@pytest.mark.parametrize("rounds", [pytest.param(ROUNDS, marks=pytest.mark.slow), 100_000])
 def test_a_signal_ends_a_command_whose_output_nobody_reads(unread, rounds):
     run, folder, _ = unread(rounds)
     while rounds_of(folder) < ROUNDS or (rounds == ROUNDS and not (folder / "report.html").exists()):

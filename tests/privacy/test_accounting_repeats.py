@@ -74,7 +74,7 @@ def test_what_is_spent_after_a_round_does_not_depend_on_rounds_to_come(accountan
         assert epsilon(list(chain(*ROUNDS[:t])), 1e-5, accountant=accountant) == [0.0, *whole][t]
 
 
-@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("adjacency", [pytest.param("zero-out", marks=pytest.mark.slow), "replace-one"])
 def test_the_order_and_the_company_of_questions_do_not_show(adjacency):
     places, rng = list(range(len(QUESTIONS))), random.Random(5)
     forget()

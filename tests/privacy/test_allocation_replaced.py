@@ -125,6 +125,7 @@ def test_replacing_costs_about_what_it_does_with_poisson_batches():
         assert found > epsilon([AllocatedGaussian(noise, batches, 40)], 1e-4)
 
 
+@pytest.mark.slow
 def test_epsilon_falls_with_noise_and_batches_and_rises_with_epochs():
     def spent(noise: float, batches: int, epochs: int) -> float:
         return epsilon([AllocatedGaussian(noise, batches, epochs)], 1e-5, "replace-one")

@@ -41,7 +41,7 @@ def test_noise_that_hides_everything_gives_zero():
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(0.5, 1e-4, 10**5), (100.0, 0.1, 10**6)])
-@pytest.mark.parametrize("delta", [1e-9, 1e-10, 1e-12])
+@pytest.mark.parametrize("delta", [1e-9, pytest.param(1e-10, marks=pytest.mark.slow), 1e-12])
 def test_many_releases_are_bounded_below_at_small_deltas(noise, rate, steps, delta):
     events = [SampledGaussian(noise, rate, steps)]
     upper = epsilon(events, delta)

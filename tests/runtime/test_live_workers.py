@@ -531,7 +531,7 @@ def test_a_client_that_makes_room_for_another_reports_the_figures_of_its_model_f
     assert figures[0] == figures[1]
 
 
-@pytest.mark.parametrize("most", [12, 3])
+@pytest.mark.parametrize("most", [pytest.param(12, marks=pytest.mark.slow), 3])
 def test_clients_that_share_processes_give_the_same_bits(all_connected, tmp_path, most):
     strike = (lambda process: process.kill()) if most == 3 else None
     folder, watching = run(tmp_path / "run", Watching(strike), max_live_workers=most, clients_per_worker=4)

@@ -310,7 +310,7 @@ TAKEN = {
     "torchvision ResNet-18": Case(lambda: resnet(2, 2, 2, 2), (3, 32, 32), "deep", slow=True),
     "torchvision ResNet-34": Case(lambda: resnet(3, 4, 6, 3), (3, 32, 32), "deep", slow=True),
     "torchvision MobileNetV2": Case(lambda: zoo().mobilenet_v2(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0), (3, 32, 32), "deep"),
-    "torchvision MobileNetV3": Case(lambda: zoo().mobilenet_v3_small(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0), (3, 32, 32), "deep"),
+    "torchvision MobileNetV3": Case(lambda: zoo().mobilenet_v3_small(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0), (3, 32, 32), "deep", slow=True),
     "torchvision EfficientNet-B0": Case(
         lambda: zoo().efficientnet_b0(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0, stochastic_depth_prob=0.0),
         (3, 32, 32), "vmap", slow=True,
@@ -323,7 +323,7 @@ TAKEN = {
         lambda: without_batch_norm(zoo().densenet121(num_classes=CLASSES)), (3, 32, 32), "vmap", slow=True
     ),
     "torchvision ShuffleNetV2, GroupNorm": Case(
-        lambda: without_batch_norm(zoo().shufflenet_v2_x0_5(num_classes=CLASSES)), (3, 32, 32), "vmap"
+        lambda: without_batch_norm(zoo().shufflenet_v2_x0_5(num_classes=CLASSES)), (3, 32, 32), "vmap", slow=True
     ),
     "torchvision ViT": Case(vit, (3, 16, 16), "opacus"),
     "torchvision ConvNeXt": Case(convnext, (3, 32, 32), "vmap"),

@@ -195,7 +195,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("breaking", BROKEN, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        pytest.param(breaking, id=breaking.__name__, marks=[pytest.mark.slow] * (breaking not in (less_noise, no_clipping)))
+        for breaking in BROKEN
+    ],
+)
 def test_a_broken_mechanism_is_caught_in_both_views(breaking, tmp_path):
     """Which bound catches which stands in docs; ledgers, gates and statements of all these runs are spotless."""
     result = audit_run(record(tmp_path / "run", audited(), breaking))

@@ -75,7 +75,11 @@ def test_a_release_that_was_not_charged_is_refused(tmp_path):
         audit_run(folder)
 
 
-@pytest.mark.parametrize("changes", [REPLACED, EXPECTED, LABELS], ids=["replace-one", "expected", "labels-first"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(REPLACED, marks=pytest.mark.slow), EXPECTED, pytest.param(LABELS, marks=pytest.mark.slow)],
+    ids=["replace-one", "expected", "labels-first"],
+)
 def test_samples_of_fixed_size_and_clusters_are_audited_too(changes, tmp_path):
     result = audit_run(recorded(tmp_path, **changes), false_alarm=NEVER)
     assert result.facts["broken"] == []
@@ -123,14 +127,24 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("breaking", BROKEN, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        pytest.param(breaking, id=breaking.__name__, marks=[pytest.mark.slow] * (breaking not in (less_noise, no_clipping)))
+        for breaking in BROKEN
+    ],
+)
 def test_a_broken_server_is_caught(breaking, tmp_path, monkeypatch):
     breaking(monkeypatch)
     result = audit_run(recorded(tmp_path))
     assert {(test, b["kind"]) for b in result.facts["bounds"] for test in b["broken"]} >= BROKEN[breaking]
 
 
-@pytest.mark.parametrize("changes", [REPLACED, EXPECTED, LABELS], ids=["replace-one", "expected", "labels-first"])
+@pytest.mark.parametrize(
+    "changes",
+    [REPLACED, pytest.param(EXPECTED, marks=pytest.mark.slow), LABELS],
+    ids=["replace-one", "expected", "labels-first"],
+)
 def test_too_little_noise_is_caught_in_samples_of_fixed_size_and_in_clusters(changes, tmp_path, monkeypatch):
     less_noise(monkeypatch)
     result = audit_run(recorded(tmp_path, **changes))

@@ -83,6 +83,7 @@ def test_sound_clients_are_not_accused_and_lost_vectors_are_counted(tmp_path):
     assert document["privacy"]["audited"].startswith(f"{CLIENTS} of {CLIENTS} clients were canaries and none held data")
 
 
+@pytest.mark.slow
 def test_clusters_and_clients_that_are_no_canaries_are_in_the_sums_too(tmp_path):
     result = audit_run(record(tmp_path / "run", audited(**CLUSTERED), grouped=True), false_alarm=NEVER)
     assert result.facts["broken"] == []
@@ -92,7 +93,7 @@ def test_clusters_and_clients_that_are_no_canaries_are_in_the_sums_too(tmp_path)
 
 @pytest.mark.parametrize(
     ("breaking", "test"),
-    [(third_of_the_noise, "noise"), (no_clipping, "tail")],
+    [pytest.param(third_of_the_noise, "noise", marks=pytest.mark.slow), (no_clipping, "tail")],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_broken_clients_are_caught(breaking, test, tmp_path):

@@ -303,6 +303,7 @@ def times_of_queued_tasks(job, folder, ledgers: str, kind: type[worker.Worker]) 
     return seconds, trained
 
 
+@pytest.mark.slow
 @pytest.mark.scenario(39)
 def test_a_task_before_another_does_not_shorten_its_deadline(tmp_path, evidence):
     """A refused task keeps a client busy for a whole deadline. The next one has waited for so long, and begins just before its own."""

@@ -512,6 +512,7 @@ def check(name: str, *uuid: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_checks_of_the_engine_hold_on_the_cpu():
     check(",".join(sorted(set(gpu_checks.CHECKS) - {"resnet", "removes"})))  # `removes` calls two tests of test_dpsgd.py
 

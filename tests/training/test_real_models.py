@@ -173,7 +173,7 @@ def test_an_engine_that_is_asked_for_is_taken(name: str) -> None:
 NAMED = {"char-lstm": (9,), "char-transformer": (9,), "linear": (12,), "resnet18": (3, 16, 16)}
 
 
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet18")) for name in models.NAMES])
 def test_models_by_name_pass_the_check(name: str) -> None:
     shape = NAMED.get(name, (3, 12, 12))
     module = models.build(name, shape, CLASSES)
