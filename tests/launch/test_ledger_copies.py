@@ -74,6 +74,8 @@ def test_a_ledger_that_has_grown_since_the_copy_is_accepted(tmp_path, ledger, co
     check_counter(3, ledger, counter)
     charge(ledger, 3)
     check_counter(3, ledger, counter)
+    (copy / "counter").write_text(f"0 {64 * '0'}\n")  # a crash left it behind the lines
+    assert copied_counter(copy) == counter
 
 
 def test_a_line_is_reported_once_the_ledger_holds_it_and_not_while_the_journal_alone_does(ledger):
@@ -81,10 +83,15 @@ def test_a_line_is_reported_once_the_ledger_holds_it_and_not_while_the_journal_a
     *before, newest = path.read_text().splitlines(keepends=True)
     path.write_text("".join(before))
     assert tail.new_lines() is None
-    path.write_text("".join([*before, newest]))
+    path.write_text("".join([*before, newest, '{"half']))  # the next line is being written
     update = tail.new_lines()
     assert (update.at, update.lines, update.counter[:2]) == (0, "".join([*before, newest]), f"{len(before)} ")
     assert tail.new_lines() is None
+    path.write_text("".join([*before, newest]))
+    assert tail.new_lines() is None
+    for name in ("journal", "ledger.jsonl"):
+        (ledger / name).unlink()
+        assert LedgerTail(3, ledger).new_lines() is tail.new_lines() is None
 
 
 def test_a_ledger_that_has_not_grown_is_not_read_again(ledger, monkeypatch):
@@ -118,12 +125,12 @@ def test_a_line_that_a_crash_left_in_the_journal_alone_counts(ledger, copy):
     check_counter(3, ledger, counter)
 
 
-@pytest.mark.parametrize("kept", [0, 300])
+@pytest.mark.parametrize("kept", [0, 300, -1])
 @pytest.mark.parametrize("zeros", [True, False])
 def test_a_copy_whose_lines_a_power_failure_has_lost_names_them_and_gets_them_again(ledger, copy, kept, zeros):
     """A copy is not flushed. Without its lines any ledger passed; with zeros the ledger was said to be rolled back."""
     counter, whole = copied_counter(copy), (copy / "ledger.jsonl").read_bytes()
-    (copy / "ledger.jsonl").write_bytes(whole[:kept] + bytes(zeros * (len(whole) - kept)))
+    (copy / "ledger.jsonl").write_bytes(whole[:kept] + bytes(zeros * len(whole[kept:])))
     assert copied_counter(copy) == counter
     extend_copy(copy, LedgerTail(3, ledger).new_lines())
     assert (copy / "ledger.jsonl").read_bytes() == whole
@@ -146,12 +153,14 @@ def other(folder):
 @pytest.mark.parametrize("change", [gone, older, other])
 def test_a_ledger_without_a_copied_line_is_refused(ledger, copy, change):
     counter, copied = copied_counter(copy), (copy / "ledger.jsonl").read_bytes()
+    tail = LedgerTail(3, ledger)
+    tail.new_lines()
     change(ledger)
     with pytest.raises(LedgerError, match="ledger-rolled-back: the ledger of client 3 lacks lines"):
         check_counter(3, ledger, counter)
-    if ledger.exists():
+    for again in (tail, LedgerTail(3, ledger)) if ledger.exists() else ():  # in the same connection, and after another one
         with pytest.raises(LedgerError, match="ledger-rolled-back: the ledger of client 3 lacks lines"):
-            extend_copy(copy, LedgerTail(3, ledger).new_lines())
+            extend_copy(copy, again.new_lines())
     assert (copy / "ledger.jsonl").read_bytes() == copied
 
 
