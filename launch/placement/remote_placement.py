@@ -117,7 +117,7 @@ class RemotePlacement:
             Host name of each worker process, in the order of their clients.
 
         Raises:
-            ConfigError: If a host of a resumed run is missing, if no host takes workers, or if the groups do not fit the hosts.
+            ConfigError: If a host of a resumed run is missing, or if the groups do not fit the hosts.
         """
         self._size, self._groups, count = size, groups, -(-clients // size)
         if self._assigned is not None:

@@ -12,19 +12,14 @@ def assign_processes(processes: int, shares: Sequence[int]) -> list[int]:
 
     Args:
         processes: Number of worker processes.
-        shares: Share of each host, at least 0.
+        shares: Share of each host, at least 1.
 
     Returns:
         Index of the host of each process.
-
-    Raises:
-        ConfigError: If no share is positive.
     """
-    if not shares or min(shares) < 0 or not sum(shares):
-        raise ConfigError("no host takes workers")
     assigned, hosts = [0] * len(shares), []
     for _ in range(processes):
-        chosen = min((k for k in range(len(shares)) if shares[k]), key=lambda k: ((assigned[k] + 1) / shares[k], k))
+        chosen = min(range(len(shares)), key=lambda k: ((assigned[k] + 1) / shares[k], k))
         assigned[chosen] += 1
         hosts.append(chosen)
     return hosts
