@@ -464,7 +464,7 @@ def test_a_hosts_file_that_does_not_fit_is_refused_by_field(tmp_path, hosts, sai
         (["--on", "moon"], "--on is 'moon'"),
         (["--on", "ssh"], "--hosts FILE"),
         (["--on", "local", "--address", "1.2.3.4"], "--address"),
-        (["--on", "slurm"], "inside an allocation"),
+        (["--on", "slurm"], "--on slurm works inside an allocation: salloc"),
         (["--on", "ssh", "--hosts", "HOSTS", "--ports", "12"], "--ports"),
         (["--on", "ssh", "--hosts", "HOSTS", "--ports", "5700,5700"], "must be two different ports, for example 5700,5701"),
         (["--on", "ssh", "--hosts", "HOSTS", "--address", "10.0.0.1", "runtime.transport.security=none"], "loopback only"),

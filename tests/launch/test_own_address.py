@@ -74,6 +74,8 @@ def test_a_node_of_slurm_whose_name_is_of_loopback_takes_the_address_on_a_route(
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     assert slurm.own_address(["far"], {"SLURMD_NODENAME": "n1"}) == "10.0.0.1"
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    assert slurm.own_address(["far"], {}) == "10.0.0.1"
     assert slurm.own_address(["vm", "far"], {"SLURMD_NODENAME": "n2"}) == "10.0.0.5"
     assert slurm.own_address(["vm"], {"SLURMD_NODENAME": "n2"}) == "127.0.0.1"
     assert slurm.own_address(["far"], {"SLURMD_NODENAME": "n3"}) == "10.0.0.5"

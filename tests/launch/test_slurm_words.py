@@ -91,7 +91,8 @@ def test_a_time_limit_leaves_room_before_its_signal(time, enough):
         return
     with pytest.raises(ConfigError, match=r"--time is .*: must be above 2 minutes"):
         Resources(time=time)
-    assert Resources(time=time, more=("signal=B:USR1@20",)).time == time
+    for own in ("signal=B:USR1@20", "time=3"):
+        assert Resources(time=time, more=(own,)).time == time
 
 
 def test_a_signal_before_the_command_handles_it_does_not_end_it(tmp_path):

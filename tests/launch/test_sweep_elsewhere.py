@@ -81,12 +81,13 @@ def test_only_unfinished_cells_are_submitted_in_parts_that_slurm_accepts(tmp_pat
         told = subprocess.run(
             ["bash", "-c", shown], env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True, check=True
         ).stdout
-        assert told.split()[-2:] == [str(plan.folder.resolve()), str(first + 7)]
+        assert told.split()[-4:] == ["-m", slurm.__name__, str(plan.folder.resolve()), str(first + 7)]
 
 
 SBATCH = """#!/bin/sh
+[ "$1" = --parsable ] || exit 1
 case "$2" in
-    *_0.sh) echo "100;here" ;;
+    *_0.sh) cat "$2" ;;
     *_1.sh) echo 200 ;;
     *) echo "too many jobs" >&2; exit 1 ;;
 esac
@@ -97,7 +98,7 @@ def test_a_refused_array_names_those_that_were_submitted_before(tmp_path, plan, 
     """As beyond a limit of jobs per user: the ids of the arrays that run were not shown."""
     write(tmp_path / "sbatch", SBATCH).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    scripts = {plan.folder / "slurm" / f"array_{part}.sh": "" for part in range(3)}
+    scripts = {plan.folder / "slurm" / f"array_{part}.sh": "100;here\n" for part in range(3)}
     of_a_failure = SweepFolder(plan.folder).outcome(1)
     of_a_failure.parent.mkdir()
     of_a_failure.touch()
@@ -165,22 +166,25 @@ def task(tmp_path, plan, monkeypatch):
     calls = tmp_path / "calls"
     before = signal.getsignal(signal.SIGUSR1)
 
-    def play(outcome: str, rounds: int = 0, limit: bool = False, queue: str = "77 77 RUNNING"):
+    def play(outcome: str, rounds: int = 0, limit: bool = False, queue: str = "77 77 RUNNING", cpus: str = "3"):
         programs = tmp_path / "bin"
         programs.mkdir(exist_ok=True)
-        for name, body in (("squeue", f"echo '{queue}'"), ("scontrol", f'echo "$@" >> {calls}')):
+        for name, body in (
+            ("squeue", f'[ "$*" = "--noheader --jobs 77 --format %A %i %T" ] && echo "{queue}"'),
+            ("scontrol", f'echo "$@" >> {calls}'),
+        ):
             write(programs / name, f"#!/bin/sh\n{body}\n").chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_JOB_ID", "77")
-        monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus)
         folder = plan.folders()[1]
 
         def run_cell(config, store, display, slots):
-            assert slots == 3
+            assert slots == (int(cpus) if cpus else None)
             folder.mkdir(parents=True, exist_ok=True)
             write(folder / "run.json", json.dumps({"state": outcome, "rounds_done": rounds}))
             for t in range(rounds):
-                (folder / "checkpoints" / f"round_{t + 1:05d}").mkdir(parents=True)
+                (folder / "checkpoints" / f"round_{t + 1:05d}").mkdir(parents=True, exist_ok=True)
             if limit:
                 monkeypatch.setattr(os, "kill", lambda pid, number: None)
                 signal.raise_signal(signal.SIGUSR1)
@@ -206,19 +210,24 @@ def test_of_an_array_only_the_interrupted_task_is_requeued(task):
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "COMPLETING", ""])
-def test_a_task_that_slurm_has_ended_is_not_requeued(task, state):
+def test_a_task_that_slurm_has_ended_is_not_requeued(task, capsys, state):
     code, outcome, calls = task("interrupted", rounds=3, queue=f"77 77 {state}" if state else "")
     assert (code, outcome.state, calls) == (130, "interrupted", "")
+    assert f"SLURM has ended job 77 (state {state or 'unknown'}): it decides" in capsys.readouterr().out
 
 
-def test_a_time_limit_too_short_for_a_round_fails_instead_of_starting_again_for_ever(task):
-    code, outcome, calls = task("interrupted", rounds=0, limit=True)
+@pytest.mark.parametrize("rounds", [0, 2])  # none at all, or none since SLURM started the task again
+def test_a_time_limit_too_short_for_a_round_fails_instead_of_starting_again_for_ever(task, plan, capsys, rounds):
+    for t in range(rounds):
+        (plan.folders()[1] / "checkpoints" / f"round_{t + 1:05d}").mkdir(parents=True)
+    code, outcome, calls = task("interrupted", rounds=rounds, limit=True)
     assert (code, outcome.state, calls) == (4, "failed", "")
     assert "raise --time" in outcome.error
+    assert capsys.readouterr().err == f"error: {outcome.error}\n"
 
 
 def test_a_preemption_before_the_first_round_is_requeued(task):
-    assert task("interrupted", rounds=0)[2] == "requeue 77\n"
+    assert task("interrupted", rounds=0, cpus="")[2] == "requeue 77\n"
 
 
 def test_a_failed_task_is_recorded_and_not_requeued(task):
@@ -230,10 +239,14 @@ def test_the_record_of_a_failure_stays_until_the_cell_has_run_again(plan, task, 
     record = SweepFolder(plan.folder).outcome(1)
     kept = []
     monkeypatch.setattr(slurm, "outcome_text", lambda outcome: outcome.state)
-    for outcome in ("failed", "in use", "finished"):
-        task(outcome)
-        kept.append(record.exists())
-    assert kept == [True, True, False]
+    for outcome in ("failed", "failed", "in use", "finished", "finished"):
+        code, _, _ = task(outcome)
+        kept.append((code, record.exists()))
+    assert kept == [(4, True), (4, True), (0, True), (0, False), (0, False)]
+
+
+def silent(command, *, timeout, **more):
+    raise subprocess.TimeoutExpired(command, timeout)
 
 
 def test_requeueing_says_what_slurm_refuses(tmp_path, monkeypatch):
@@ -243,6 +256,14 @@ def test_requeueing_says_what_slurm_refuses(tmp_path, monkeypatch):
     try:
         with pytest.raises(RunFailed, match="no such job"):
             slurm_batch.requeue("7", slurm_batch.TimeLimit(), progress=True)
+        monkeypatch.setenv("PATH", "")
+        with pytest.raises(RunFailed, match="squeue is not on the PATH of this job"):
+            slurm_batch.requeue("7", slurm_batch.TimeLimit(), progress=True)
+        monkeypatch.setattr(subprocess, "run", silent)
+        with pytest.raises(RunFailed, match="squeue did not answer: the job was not requeued"):
+            slurm_batch.requeue("7", slurm_batch.TimeLimit(), progress=True)
+        with pytest.raises(RunFailed, match="sbatch did not answer within 120 s"):
+            slurm_batch.submit(tmp_path / "script")
     finally:
         signal.signal(signal.SIGUSR1, before)
 
