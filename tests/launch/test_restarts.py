@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.launch import restarts
-from dpcfl_net.launch.placement.base import ClientRange
+from dpcfl_net.launch.placement.base import ClientRange, end_of_process
 from dpcfl_net.launch.placement.worker_pool import EXIT_S, PoolLimits, WorkerPool
 from dpcfl_net.launch.restarts import MOST_RESTART_S, RESTART_S, Restarts
 
@@ -134,23 +135,30 @@ def test_a_worker_that_no_restart_helps_is_lost_and_is_not_started_again(now, co
     assert (lost, pool.lost(), pool.sentinels) == ([1], [1], [])
 
 
-def test_a_worker_that_no_restart_helps_ends_a_run_that_needs_all(now):
-    pool = WorkerPool(Crashing(), 2, PoolLimits(1, 2, 1, True), report=lambda text: None, on_lost=lambda client: None)
+@pytest.mark.parametrize(("code", "restarted", "ends_with"), [(4, 1, 4), (-9, 1, 4), (2, 0, 2), (3, 0, 3)])
+def test_a_worker_that_no_restart_helps_ends_a_run_that_needs_all(now, code, restarted, ends_with):
+    reported = list[str]()
+    pool = WorkerPool(Crashing(code), 2, PoolLimits(1, 2, 1, True), report=reported.append, on_lost=lambda client: None)
     pool.start_worker([1])
     pool.update()
-    pool.ended(1)
-    pool.update()
-    with pytest.raises(RunFailed, match=r"client 1 ended with code 4: no space left on device.* every client must answer"):
+    for _ in range(restarted):
         pool.ended(1)
+        pool.update()
+    said = f"client 1 {end_of_process(code)}: no space left on device (log: no log); "
+    with pytest.raises(RunFailed, match=rf"^{re.escape(said)}runtime.quorum is 1, .*") as failed:
+        pool.ended(1)
+    assert failed.value.exit_code == ends_with
+    assert reported == [f"{said}restarted (1 of at most 1 restarts)"] * restarted
 
 
 def test_a_lost_process_of_several_clients_loses_those_that_exist(now):
     launcher, lost = Crashing(), list[int]()
-    pool = WorkerPool(launcher, 5, PoolLimits(2, 9, 0, False), report=lambda text: None, on_lost=lost.append)
+    pool = WorkerPool(launcher, 5, PoolLimits(2, 1, 0, False), report=lambda text: None, on_lost=lost.append)
     pool.start_worker([4, 2])
     pool.update()
     pool.start_worker([3])
-    assert (launcher.starts, launcher.commands) == ([4, 2], ["start 4", "start 2", "start 3"])
+    pool.stop_worker([2, 0])
+    assert (launcher.starts, launcher.commands) == ([4, 2], ["start 4", "start 2", "start 3", "stop 2"])
     pool.ended(4)
     pool.ended(2)
     assert lost == [4, 2, 3]
@@ -169,8 +177,8 @@ def test_a_client_that_no_restart_helps_is_lost_without_the_others_of_its_proces
     now[0] += MOST_RESTART_S
     launcher.commands.clear()
     pool.update()
-    pool.start_worker([1])  # the coordinator may not know it yet
-    assert (lost, pool.lost(), launcher.commands) == ([1, 2], [1, 2], ["start 0", "start 3"])
+    pool.start_worker([1, 3])  # the coordinator may not know it yet
+    assert (lost, pool.lost(), launcher.commands) == ([1, 2], [1, 2], ["start 0", "start 3", "start 3"])
     assert reported[-1].endswith("; clients 1-2: lost for the rest of the run; the other clients of this process start again")
     launcher.reason = "MemoryError"
     for _ in range(3):
