@@ -159,21 +159,20 @@ def test_a_long_message_is_cut(tmp_path, server):
 def test_a_parent_keeps_no_file_of_a_process_that_has_ended(tmp_path, server):
     parent, start = psutil.Process(server.pid), start_of("full_disk:fill", "/some/file", role_environment())
     without_children(parent)
-    before, deadline = parent.num_fds(), time.monotonic() + 60
+    before = parent.num_fds()
     for _ in range(3):
         forked = server.fork("the child", start, tmp_path / "log")
         assert forked.wait(60) == 4
         forked.close()
-    while parent.num_fds() > before and time.monotonic() < deadline:
-        time.sleep(0.02)
+    without_children(parent)
     assert parent.num_fds() == before
 
 
 def without_children(parent: psutil.Process) -> None:
-    """Wait until its children have ended."""
+    """Wait until its children have ended and it waits for a request: it closes the files of a child after it has reaped it."""
     deadline = time.monotonic() + 60
-    while parent.children() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while (parent.children() or parent.status() != psutil.STATUS_SLEEPING) and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 class KillsFirst:
@@ -233,8 +232,6 @@ def leave_free(server: ForkServer, descriptors: int) -> None:
     """Limit the open files of a parent that waits for a request, until it has read the next one."""
     parent = psutil.Process(server.pid)
     without_children(parent)
-    while parent.status() != psutil.STATUS_SLEEPING:
-        time.sleep(0.002)
     held = {int(name) for name in os.listdir(f"/proc/{server.pid}/fd")}
     limit = max(most for most in range(64) if most - sum(number < most for number in held) == descriptors)
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
