@@ -7,9 +7,11 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -209,15 +211,26 @@ def test_each_step_of_the_preparation_is_shown(kind: type[PlainLines] | type[Scr
 
 
 def test_a_pipe_gets_a_line_for_a_step_that_takes_long(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(steps, "LONG_S", 0.05)
+    class Timer(threading.Timer):
+        """Starts when the test says that its time has passed."""
+
+        def start(self) -> None:
+            timers.append(self)
+
+    timers: list[Timer] = []
+    monkeypatch.setattr(steps, "threading", SimpleNamespace(Timer=Timer))
+    monkeypatch.setattr(steps, "LONG_S", 0.01)
     with steps.preparing() as begin:
         begin("data set \x1b[2J digits")
         begin("noise multipliers of 300 plans for epsilon 5")
-        time.sleep(0.5)
+        for timer in timers:
+            timer.run()
         begin("layout")
+    timers[-1].run()
+    assert [timer.interval for timer in timers] == [0.01] * 3
     with steps.preparing(quiet=True) as begin:
         begin("noise")
-        time.sleep(0.2)
+    assert len(timers) == 3
     assert capsys.readouterr() == ("", "preparing: noise multipliers of 300 plans for epsilon 5\n")
 
 

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_cases import call
@@ -19,6 +20,7 @@ from run_folder import run_json, write_lines, write_round, write_run, write_star
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.locks import is_held, run_lock
+from dpcfl_net.launch import preparation
 from dpcfl_net.launch.cli.watch import QUIET_S, watch
 from dpcfl_net.launch.preparation import StepRecorder, Steps
 
@@ -179,7 +181,9 @@ def test_what_is_no_run_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
         assert words in done.err
 
 
-def test_a_run_that_is_being_prepared_shows_the_steps_that_are_done(tmp_path: Path) -> None:
+def test_a_run_that_is_being_prepared_shows_the_steps_that_are_done(tmp_path: Path, monkeypatch) -> None:
+    now = iter([100.0, 101.5, 101.5, 101.5])
+    monkeypatch.setattr(preparation, "time", SimpleNamespace(monotonic=lambda: next(now)))
     folder = tmp_path / "run"
     folder.mkdir()
     console, seen = Terminal(False), []
@@ -190,7 +194,7 @@ def test_a_run_that_is_being_prepared_shows_the_steps_that_are_done(tmp_path: Pa
         assert watch(folder, once=True, console=console) == 0
         steps.end()
         steps.end()
-    assert "prepared: data set digits, 0.0 s" in console.text
+    assert "prepared: data set digits, 1.5 s" in console.text
     assert seen == ["data set digits", "noise multiplier for epsilon 5"]
     spans = runlog.read(folder / "spans.jsonl")
     assert [(span["who"], span["what"], span["round"]) for span in spans] == [("launcher", step, 0) for step in seen]
