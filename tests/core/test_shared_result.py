@@ -90,10 +90,15 @@ def test_a_stopped_process_holds_up_no_other_and_is_named(maker, tmp_path, caplo
 def test_a_process_that_computes_is_waited_for_and_named(maker, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(shared_result, "SAY_S", 0.3)
     process, go = maker(answer, tmp_path)
-    threading.Timer(1.0, go.set).start()
+    threading.Thread(target=lambda: (wait_for_message(caplog), go.set()), daemon=True).start()
     assert cached(tmp_path, {"epsilon": 5}, lambda: 9.0) == 1.5
     (text,) = caplog.messages
     assert text.startswith(f"waiting for process {process.pid}")
+
+
+def wait_for_message(caplog):
+    while not caplog.messages:
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("note", ["", "77", "1 other-kernel pid:[1]"])
@@ -103,8 +108,7 @@ def test_a_process_that_is_not_seen_is_waited_for(tmp_path, caplog, monkeypatch,
     handle, kept = try_lock(tmp_path / "lock"), []
 
     def answer_once_it_is_waited_for():
-        while not caplog.messages:
-            time.sleep(0.01)
+        wait_for_message(caplog)
         kept.append("theirs")
 
     threading.Thread(target=answer_once_it_is_waited_for, daemon=True).start()

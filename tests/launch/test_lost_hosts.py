@@ -171,7 +171,6 @@ def test_a_run_that_ends_does_not_wait_for_a_host_that_it_tries_to_reach(monkeyp
 
 def test_a_host_that_does_not_end_is_cut_off_and_told(tmp_path, monkeypatch):
     """Its command stayed for ever, and a run whose copies of ledgers are incomplete ended without a word."""
-    monkeypatch.setattr(remote, "CLOSE_S", 0.5)
     hello = AgentHello(version=__version__, host="far", cores=1, memory=1, gpus=[]).line().decode().strip()
     agents, pids = [], [tmp_path / "stopped", tmp_path / "usual"]
     for pid, then in zip(pids, ("exec sleep 600", "exec cat > /dev/null"), strict=True):
@@ -179,8 +178,10 @@ def test_a_host_that_does_not_end_is_cut_off_and_told(tmp_path, monkeypatch):
         agents.append(HostAgent(Host(pid.name, partial(CommandConnection, words, tmp_path / "log"))))
         agents[-1].open()
         agents[-1].wait_for(agents[-1].has_answered, 60)
+    patience = iter([0.2])  # of 20 s, for the one that never ends
+    monkeypatch.setattr(agents[0], "join", lambda seconds: HostAgent.join(agents[0], next(patience, seconds)))
     assert remote.close_all(agents) == [
-        "host stopped did not end its workers within 1 s: copies of its ledgers may lack their last lines"
+        "host stopped did not end its workers within 20 s: copies of its ledgers may lack their last lines"
     ]
     assert not [pid for pid in pids if psutil.pid_exists(int(pid.read_text()))]
     assert all(agent.join(0) for agent in agents)
