@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import tracemalloc
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +27,13 @@ from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker_process import turns
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, cpu_folder, host_folder
+
+
+@contextmanager
+def a_slot(folder, count):
+    """Hold a slot of a semaphore that is closed afterwards."""
+    with closing(ComputeSemaphore(folder, count)) as slots, slots.hold():
+        yield
 
 
 def work(folder, holders, most, hold_s, start):
@@ -59,7 +66,7 @@ def test_a_killed_holder_gives_its_slot_back(tmp_path):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        with ComputeSemaphore(tmp_path, 1).hold():
+        with a_slot(tmp_path, 1):
             os.write(writer, b"held")
             time.sleep(60)
         os._exit(0)
@@ -67,7 +74,7 @@ def test_a_killed_holder_gives_its_slot_back(tmp_path):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     started = time.monotonic()
-    with ComputeSemaphore(tmp_path, 1).hold():
+    with a_slot(tmp_path, 1):
         assert time.monotonic() - started < 30  # and not the minute that it would have had it
 
 
@@ -83,7 +90,7 @@ def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp
             go.set()
             time.sleep(60)
 
-    with ComputeSemaphore(tmp_path, 1).hold():
+    with a_slot(tmp_path, 1):
         waiter = context.Process(target=waiting)
         waiter.start()
         assert ready.wait(60)
@@ -91,13 +98,13 @@ def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp
         os.kill(waiter.pid, signal.SIGSTOP)
     started = time.monotonic()
     for _ in range(3):
-        with ComputeSemaphore(tmp_path, 1).hold():
+        with a_slot(tmp_path, 1):
             pass
     assert time.monotonic() - started < 30  # the waiter is stopped until now
     os.kill(waiter.pid, signal.SIGCONT)
     assert go.wait(60)
     os.kill(waiter.pid, signal.SIGSTOP)  # now it holds one of two
-    with ComputeSemaphore(tmp_path, 2).hold():
+    with a_slot(tmp_path, 2):
         assert time.monotonic() - started < 60
     waiter.kill()
     waiter.join()
@@ -109,7 +116,7 @@ def stopped_holders():
     context, made = multiprocessing.get_context("fork"), []
 
     def hold(folder, held) -> None:
-        with ComputeSemaphore(folder, 1).hold():
+        with a_slot(folder, 1):
             held.set()
             time.sleep(600)
 
@@ -172,12 +179,12 @@ def test_giving_back_wakes_who_waits_without_delay(tmp_path):
     reader, writer = os.pipe()
 
     def waiting():
-        with ComputeSemaphore(tmp_path, 1).hold():
+        with a_slot(tmp_path, 1):
             os.write(writer, np.float64(time.monotonic()).tobytes())
 
     delays = []
     for _ in range(5):
-        with ComputeSemaphore(tmp_path, 1).hold():
+        with a_slot(tmp_path, 1):
             waiter = context.Process(target=waiting)
             waiter.start()
             time.sleep(0.15)
