@@ -175,7 +175,7 @@ def _in_this_process(words: list[str], timeout: float) -> subprocess.CompletedPr
     from dpcfl_net.launch.cli import main
 
     with (
-        _time_limit(words, timeout),
+        time_limit(words, timeout),
         _level_of_logs_kept(),
         contextlib.chdir(ROOT),
         contextlib.redirect_stdout(io.StringIO()) as out,
@@ -187,19 +187,24 @@ def _in_this_process(words: list[str], timeout: float) -> subprocess.CompletedPr
 
 
 @contextlib.contextmanager
-def _time_limit(words: list[str], seconds: float):
-    """Raise TimeoutExpired in the block after some seconds, as `subprocess.run` does; only in the main thread."""
+def time_limit(words: list[str], seconds: float):
+    """Raise TimeoutExpired in the block after some seconds, as `subprocess.run` does; only in the main thread.
+
+    The time limit of the test, which is a timer of the same signal, goes on afterwards.
+    """
 
     def expired(number, frame):
         raise subprocess.TimeoutExpired(words, seconds)
 
-    before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    begun, before = time.monotonic(), signal.signal(signal.SIGALRM, expired)
+    left_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left_s:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s - (time.monotonic() - begun)))
 
 
 def at_a_terminal(*arguments: object) -> subprocess.Popen:
