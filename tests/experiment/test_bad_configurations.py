@@ -377,7 +377,7 @@ def test_there_are_many_cases_and_the_base_of_all_is_good(tmp_path, capsys):
     assert call(capsys, "run", path, "--dry-run").code == 0
 
 
-@pytest.mark.timeout(10, func_only=True)
+@pytest.mark.timeout(120, func_only=True)
 @pytest.mark.parametrize(("text", "problems", "words"), CASES)
 def test_a_bad_configuration_is_refused_by_name(text, problems, words, tmp_path, capsys):
     path = tmp_path / "bad.yaml"

@@ -474,7 +474,7 @@ def test_diff_takes_folders_for_their_protocols(places, capsys):
     check(call(capsys, "diff", places["job"], places["run"]), 3, ["roster: client 0: public_key"], places)
 
 
-@pytest.mark.timeout(10, func_only=True)
+@pytest.mark.timeout(120, func_only=True)
 @pytest.mark.parametrize(("line", "code", "words"), TABLE, ids=[line for line, _, _ in TABLE])
 def test_a_bad_command_line_is_a_sentence(line, code, words, places, capsys):
     check(call(capsys, *(word.format(**places) for word in line.split())), code, words, places)
@@ -490,7 +490,7 @@ def test_a_coordinator_says_where_it_listens_and_who_is_missing(places, capsys):
     assert (done.code, failed) == (4, "error: clients [0, 1] did not join within 5.2 s")
 
 
-@pytest.mark.timeout(10, func_only=True)
+@pytest.mark.timeout(120, func_only=True)
 @pytest.mark.parametrize(
     ("command", "name", "content", "code", "words"),
     DAMAGED,
@@ -543,7 +543,7 @@ def test_a_run_does_not_resume_with_settings_that_its_signed_job_does_not_have(o
     ],
 )
 def test_a_process_of_its_own_says_the_same(line, code, words, places):
-    done = dpcfl(*(word.format(**places) for word in line.split()), timeout=20)
+    done = dpcfl(*(word.format(**places) for word in line.split()), timeout=120)
     assert done.returncode == code
     assert len(done.stderr.splitlines()) == 1
     assert [word for word in words if word.format(**places) not in done.stderr] == []
