@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 TERMS = {
     "MSS": "Separation of the two closest clusters: distance of their centres over twice their standard deviation, corrected for "
     "the error of estimated centres. Larger is better; below 2 clusters blur.",
-    "MPO": "Maximum pairwise overlap: the share of their clients that the two closest clusters would confuse, 2 Q(MSS). 0: none.",
+    "MPO": "Maximum pairwise overlap, 2 Q(MSS): twice the share of their clients that the two closest clusters would confuse. 0: none; "
+    "1: half of them, as by chance.",
     "ARI": "Adjusted Rand index of the server's clusters against the true ones. 1: the same clusters; 0: as good as chance.",
     "Epsilon": "Bound on what a release reveals: it is at most e^epsilon times as probable with the protected data as without, "
     "but for a probability of delta. Smaller is more private.",

@@ -600,6 +600,8 @@ def test_terms_are_explained_for_pointer_and_keyboard(finished: Path) -> None:
     # With samples of fixed size noise is z times 2 C (`test_noise_on_sums_covers_a_clipped_update`), and clients are exchanged.
     assert "twice the clip norm where a sample of fixed size" in terms["Noise multiplier"]
     assert "a record (or client)" in terms["Epsilon under replace-one"]
+    # Of points of two equal Gaussians Q(SS) are nearer to the other centre: half of them at SS 0, where the overlap is 1.
+    assert "twice the share of their clients" in terms["MPO"]
 
 
 def test_the_page_holds_settings_versions_and_the_command_that_repeats_the_run(tmp_path: Path) -> None:
