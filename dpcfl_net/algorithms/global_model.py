@@ -22,7 +22,7 @@ WITHOUT_CLIENTS = "the mean is over the clients that answered; without any answe
 class Global(WeighedByNoise, SecureClusters):
     """DP-FedAvg at sample level: all clients train from the model, and the server adds the mean of their updates.
 
-    Source: McMahan et al. 2017, with the local step of Abadi et al. 2016.
+    Source: McMahan et al. 2017, with equal weights and the local step of Abadi et al. 2016.
     """
 
     name = "global"
