@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import SMALL
 
 from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.clustering import sampled
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -79,6 +81,33 @@ def test_the_soft_rounds_are_the_whole_part_of_half_of_the_rounds(protocol):
     assert states[0].diagnostics["MPO"] < 1e-6
     assert [state.diagnostics["phase"] for state in states] == ["first", "soft", "soft", "window", "frozen", "frozen", "frozen"]
     assert ["first_round" in state.diagnostics for state in states] == [True] + [False] * 6  # no checkpoint repeats its arrays
+
+
+@pytest.mark.parametrize(("overlap", "last_soft"), [(0.29, 7), (0.4, 6), (0.95, 2)])
+def test_more_overlap_ends_the_soft_rounds_earlier(protocol, monkeypatch, overlap, last_soft):
+    """E_c is the whole part of (1 - MPO) E / 2, here with E = 20."""
+    fit = sampled.fit
+    monkeypatch.setattr(sampled, "fit", lambda *given, **how: replace(fit(*given, **how), mpo=overlap))
+    _, states = run(protocol, clustered, last_soft + 1)
+    assert [state.diagnostics["phase"] for state in states] == ["first"] + ["soft"] * (last_soft - 1) + ["window"]
+
+
+def test_soft_rounds_draw_the_cluster_of_each_client_anew_from_its_posterior(protocol):
+    def still(client, kind, t, tensors):
+        return {"update": np.zeros_like(tensors["model"])}
+
+    fed, (state,) = run(protocol, clustered, 1)
+    posteriors = np.tile([0.6, 0.3, 0.1, 0.0], (8, 1))
+    posteriors[0] = [0.0, 0.0, 0.0, 1.0]
+    state = replace(state, memory={"posteriors": posteriors, "soft_until": 10**6})
+    algorithm, fed._answer, drawn = algorithm_of(protocol), still, []
+    for fed.round in range(2, 302):
+        drawn.append(algorithm.round(state, fed.round, fed).assignment)
+    drawn = np.array(drawn)
+    assert (drawn[:, 0] == 3).all()
+    shares = np.bincount(drawn[:, 1:].ravel(), minlength=4) / drawn[:, 1:].size
+    np.testing.assert_allclose(shares, posteriors[1], atol=0.06)  # 5.6 standard errors of 2,100 draws
+    assert len({tuple(row) for row in drawn.tolist()}) > 100
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
@@ -158,8 +187,13 @@ def test_warm_start_adds_the_posterior_weighted_mean_update(protocol):
         np.testing.assert_allclose(state.models[state.assignment[client]], theta + np.mean(pair, axis=0), rtol=1e-4, atol=1e-5)
 
 
-def test_a_cluster_moves_by_the_mean_of_its_members_deltas(protocol):
-    _, states = run(protocol, clustered, 2)
+@pytest.mark.parametrize("name", ["r-dpcfl", "rc-dpfl"])
+def test_a_cluster_moves_by_the_mean_of_its_members_deltas(protocol, name):
+    """Algorithm 1 of R-DPCFL weighs them alike, that of RC-DPFL by records."""
+    records = [200 + 100 * entry.id for entry in protocol.roster]
+    roster = [entry.model_copy(update={"records": records[entry.id]}) for entry in protocol.roster]
+    changed = protocol.model_copy(update={"roster": roster})
+    _, states = run(changed, clustered, 2, algorithm=name, options={"clusters": 4})
     before, after = states
     for m in range(4):
         members = [i for i in range(8) if after.assignment[i] == m]
@@ -167,7 +201,10 @@ def test_a_cluster_moves_by_the_mean_of_its_members_deltas(protocol):
             assert (after.models[m] == before.models[m]).all()
             continue
         deltas = [clustered(i, "train", 2, {"model": before.models[m]})["update"] for i in members]
-        np.testing.assert_allclose(after.models[m] - before.models[m], np.mean(deltas, axis=0), rtol=1e-4, atol=1e-5)
+        weights = [records[i] if name == "rc-dpfl" else 1 for i in members]
+        moved = np.average(deltas, axis=0, weights=weights)
+        np.testing.assert_allclose(after.models[m] - before.models[m], moved, rtol=1e-4, atol=1e-5)
+    assert max(after.assignment.count(m) for m in range(4)) > 1
 
 
 def test_each_client_gets_the_model_of_its_own_draw(protocol):
