@@ -149,7 +149,7 @@ def accuracy(view: RunView) -> Figure:
     by_cluster = [numbers(line, "accuracy_by_cluster") for line in lines]
     data = []
     clusters = max(map(len, by_cluster))
-    for index in range(clusters if view.true_clusters or clusters > 1 else 0):  # one of all clients repeats the mean
+    for index in range(clusters if clusters > 1 else 0):  # one of all clients repeats the mean
         values = [percentage(row[index]) if index < len(row) else None for row in by_cluster]
         style = {"color": colour(index), "width": 2, "dash": DASHES[index // COLOURS % len(DASHES)]}
         data.append(round_line(true_name(view, index), rounds, values, style, symbol(index)))
@@ -196,7 +196,7 @@ def epsilon_spent(view: RunView) -> Figure:
     privacy = view.run.get("privacy")
     promised = number(privacy.get("epsilon")) if isinstance(privacy, dict) else None
     if promised is not None:
-        ends = [rounds[0], max(rounds[-1], view.rounds or 0)]
+        ends = [1, max(rounds[-1], view.rounds or 0)]  # a short run has epsilon of its last round only
         style = {"color": "@ink", "width": 1.5, "dash": "dash"}
         data.append({**round_line("promised", ends, [promised, promised], style), "mode": "lines"})
     layout = {"xaxis": axis("round"), "yaxis": axis("epsilon", rangemode="tozero"), "showlegend": len(data) <= 10}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.federation.capabilities import declared_steps
 from dpcfl_net.report.cluster_figures import NO_CLUSTERS, ONE_CLUSTER, clusters_clients, grouped_rounds, membership
 from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
+from dpcfl_net.report.time_section import WORK_NAMES
 from dpcfl_net.results.number_format import counted, duration, number, percent, plain, size, tiny
 from dpcfl_net.results.privacy_statement import has_single_releases
+from dpcfl_net.results.round_times import client_times
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, record_counts, sizes
 
@@ -64,7 +66,8 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     unknown = "unknown" if view.experiment else "not kept in this folder"
     truth = "/".join(str(count) for count in sizes(true).values()) if true else unknown
     agreement = view.agreement[max(view.agreement)] if true and view.agreement else {}
-    judged = f"; agreement with the server's clusters (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
+    ari = number(agreement.get("ari"))  # of one true cluster there is none
+    judged = "" if ari is None else f"; agreement with the server's clusters (ARI) {plain(ari, 3)}"
     seconds = [found for line in served if (found := number(line.get("seconds"))) is not None]
     clock = " of virtual time" if view.virtual else ""
     taken = f", {duration(sum(seconds) / len(seconds))}{clock} each" if seconds else ""
@@ -170,14 +173,11 @@ def _absent(view: RunView) -> str:
 
 
 def _busy(view: RunView) -> str:
-    spent: defaultdict[str, float] = defaultdict(float)
-    for span in view.spans:
-        start, end = number(span.get("start")), number(span.get("end"))
-        injected = str(span.get("what")).startswith("fault ")  # by dpcfl run --chaos
-        if start is not None and end is not None and str(span.get("who", "")).startswith("client") and not injected:
-            spent[str(span.get("what"))] += end - start
+    spent: Counter[str] = Counter()
+    for own in client_times(view.spans, max(view.elapsed.values(), default=0.0)).values():
+        spent.update(own)  # type: ignore[arg-type]  # seconds are no whole numbers
     total = sum(spent.values())
     if not total:
         return "No timings of the workers were kept."
-    longest = sorted(spent.items(), key=lambda pair: -pair[1])
-    return "Workers' time: " + ", ".join(f"{what} {100 * share / total:.0f} %" for what, share in longest) + "."
+    shares = (f"{WORK_NAMES[what]} {100 * seconds / total:.0f} %" for what, seconds in spent.most_common() if seconds)
+    return f"Workers' time: {', '.join(shares)}."

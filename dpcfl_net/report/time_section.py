@@ -21,7 +21,7 @@ from dpcfl_net.results.tables import Table
 
 CLIENTS, STRAGGLERS = 40, 10  # shown at most
 SHADES = {"receive": "@c4", "train": "@c0", "send": "@c1", "wait": "@c7", "idle": "@grid"}
-SAID = {"train": "compute", "receive": "receive", "send": "send", "wait": "wait for a core", "idle": "wait for others"}
+WORK_NAMES = {"train": "compute", "receive": "receive", "send": "send", "wait": "wait for a core", "idle": "wait for others"}
 KINDS = {"TASK": "tasks", "RESULT": "results", "control": "control"}
 
 
@@ -45,13 +45,15 @@ def accuracy_over_time(view: RunView) -> Figure:
     target = usual_target([curve])
     found = first_reached(curve, target) if target is not None else None
     layout = {"xaxis": axis(unit, rangemode="tozero"), "yaxis": axis("accuracy, %")}
+    caption = f"{_clock(view)}, from the start of round 1."
     if found is not None:
+        caption += f" Diamond: {TARGET_SHARE:.0%} of the best mean accuracy, rounded down, was reached.".replace("%", " %")
         data.append({
             "type": "scatter", "mode": "markers", "name": f"{percent(target)} reached", "x": [found.seconds / scale],
             "y": [100 * found.accuracy], "marker": {"size": 12, "color": "@c1", "symbol": "diamond"},
             "hovertemplate": f"round {found.round}, %{{x:.3g}} {unit}<extra></extra>",
         })  # fmt: skip
-    return Figure("accuracy-time", title, f"{_clock(view)}, from the start of round 1.", spec(data, 320, **layout))
+    return Figure("accuracy-time", title, caption, spec(data, 320, **layout))
 
 
 def time_of_clients(view: RunView) -> Figure:
@@ -66,9 +68,9 @@ def time_of_clients(view: RunView) -> Figure:
     names = [f"client {client}" for client in shown]
     data = [
         {
-            "type": "bar", "orientation": "h", "name": SAID[what], "y": names,
+            "type": "bar", "orientation": "h", "name": WORK_NAMES[what], "y": names,
             "x": [round(found[client][what] / scale, 4) for client in shown], "marker": {"color": shade, "line": {"width": 0}},
-            "hovertemplate": f"%{{y}}, {SAID[what]}: %{{x:.3g}} {unit}<extra></extra>",
+            "hovertemplate": f"%{{y}}, {WORK_NAMES[what]}: %{{x:.3g}} {unit}<extra></extra>",
         }
         for what, shade in SHADES.items()
         if any(found[client][what] for client in shown)

@@ -11,7 +11,8 @@ from dpcfl_net.results.run_files import JsonLine, whole
 from dpcfl_net.results.run_view import RunView
 
 ROUNDS, BARS, ROWS = 10, 1500, 40
-KINDS = {"train": "@c0", "receive": "@c4", "send": "@c1", "evaluate": "@c5", "wait": "@grid"}
+KINDS = {"train": "@c0", "receive": "@c4", "send": "@c1", "evaluate": "@c5", "wait": "@grid", "pause": "@c7"}
+FAULT = "fault"  # by dpcfl run --chaos; the word after it is its kind
 
 
 def timeline(view: RunView) -> Figure:
@@ -26,9 +27,11 @@ def timeline(view: RunView) -> Figure:
     if not shown:
         return Figure("timeline", title, why="no shown process has a timing in the last rounds")
     origin = min(span["start"] for span in shown)
+    others = sorted({span["what"] for span in shown} - set(KINDS))
+    first_fault = next((kind for kind in others if _is_fault(kind)), "")
     data = [
-        _bars(kind, [span for span in shown if span["what"] == kind], origin)
-        for kind in [*KINDS, *sorted({span["what"] for span in shown} - set(KINDS))]
+        _bars(kind, [span for span in shown if span["what"] == kind], origin, first_fault=kind == first_fault)
+        for kind in [*KINDS, *others]
     ]
     everyone = len({span["who"] for span in spans if span["round"] in rounds})
     part = f", {len(rows)} of {everyone} processes" if len(rows) < everyone else ""
@@ -81,11 +84,18 @@ def _rows(spans: list[JsonLine]) -> list[str]:
     return sorted({span["who"] for span in spans}, key=place)[:ROWS]
 
 
-def _bars(kind: str, spans: list[JsonLine], origin: float) -> dict[str, Any]:
+def _is_fault(kind: str) -> bool:
+    return kind.startswith(f"{FAULT} ")
+
+
+def _bars(kind: str, spans: list[JsonLine], origin: float, *, first_fault: bool) -> dict[str, Any]:
+    """Bars of one kind; all faults share a legend entry, that of the first."""
+    fault = _is_fault(kind)
     return {
         "type": "bar",
         "orientation": "h",
-        "name": kind,
+        "name": FAULT if fault else kind,
+        **({"legendgroup": FAULT, "showlegend": first_fault} if fault else {}),
         "base": [round(span["start"] - origin, 4) for span in spans],
         "x": [round(span["end"] - span["start"], 4) for span in spans],
         "y": [span["who"] for span in spans],

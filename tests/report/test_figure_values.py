@@ -17,7 +17,8 @@ from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.lead import privacy_facts
 from dpcfl_net.report.server_view import two_views
 from dpcfl_net.report.settings import settings
-from dpcfl_net.report.time_section import time_of_clients, time_tables
+from dpcfl_net.report.time_section import accuracy_over_time, time_of_clients, time_tables
+from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.run_view import RunView, read_run
 
 Lines = list[dict[str, Any]]
@@ -63,6 +64,8 @@ def test_clients_with_different_epsilons_have_a_line_each_below_the_promised_one
     assert found["clients 0, 1, 2, 3, 4, 5, ..."]["y"] == [2.0, 3.0]
     assert found["client 20"]["y"] == [2.04, 3.1]
     assert (found["promised"]["x"], found["promised"]["y"]) == ([1, 40], [5, 5])
+    view.spent = {40: spent[1]}  # a short run has epsilon at its end only
+    assert traces(figures.epsilon_spent(view))["promised"]["x"] == [1, 40]
 
 
 def test_a_cluster_has_the_colour_of_the_true_cluster_with_which_it_shares_most_clients(tmp_path: Path) -> None:
@@ -105,7 +108,43 @@ def test_the_time_of_the_workers_has_no_faults_that_were_injected(tmp_path: Path
         {"who": "client 1", "what": "fault stop", "round": 1, "start": 1.0, "end": 9.0, "fault": "stop"},
         {"who": "coordinator", "what": "wait", "round": 1, "start": 0.0, "end": 9.0},
     ]
-    assert two_views(view)[-1][2] == "Workers' time: train 75 %, send 25 %."
+    # Of the 2 s, client 1 waits 1 s; client 0 has trained for more than the rounds took.
+    assert two_views(view)[-1][2] == "Workers' time: compute 60 %, send 20 %, wait for others 20 %."
+
+
+def test_one_true_cluster_has_no_line_beside_the_mean_and_no_agreement(tmp_path: Path) -> None:
+    metrics: Lines = [
+        {"view": "server", "round": t, "seconds": 2.0, "bytes_up": 1} for t in (1, 2)
+    ] + [
+        {"view": "observer", "round": t, "accuracy_mean": 0.4 * t, "accuracy_worst": 0.1, "accuracy_by_cluster": [0.4 * t]}
+        for t in (1, 2)
+    ]  # fmt: skip
+    view = view_of(tmp_path / "run", metrics, [{"view": "observer", "round": 2, "ari": None, "recovered": None}])
+    view.experiment = {"true_clusters": [0] * 21}
+    assert list(traces(figures.accuracy(view))) == ["mean", "worst client"]
+    row = next(row for row in two_views(view) if row[0] == "Clusters")
+    assert row[2] == "True clusters: 21."
+    over_time = accuracy_over_time(view)
+    assert traces(over_time)["76.0 % reached"]["x"] == [4.0]
+    assert over_time.caption.endswith(" Diamond: 95 % of the best mean accuracy, rounded down, was reached.")
+
+
+def test_injected_faults_share_an_entry_of_the_timelines_legend_and_say_their_kind(tmp_path: Path) -> None:
+    view = view_of(tmp_path / "run", [])
+    kinds = ("train", "fault delay", "fault drop", "wait", "pause")
+    view.spans = [
+        {"who": "client 0", "what": what, "round": 1, "start": float(k), "end": k + 1.0} for k, what in enumerate(kinds)
+    ]
+    figure = timeline(view)
+    assert figure.spec is not None
+    bars = figure.spec["data"]
+    assert [one["name"] for one in bars if one.get("showlegend", True)] == ["train", "wait", "pause", "fault"]
+    assert len({one["marker"]["color"] for one in bars}) == 4
+    assert [one["hovertemplate"].split(":")[0] for one in bars if one["name"] == "fault"] == [
+        "%{y}, fault delay",
+        "%{y}, fault drop",
+    ]
+    assert {one.get("legendgroup") for one in bars if one["name"] == "fault"} == {"fault"}
 
 
 def test_rounds_whose_secure_sum_was_aborted_are_counted_and_named(tmp_path: Path) -> None:

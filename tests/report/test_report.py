@@ -679,7 +679,7 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
     assert rows[2][1] == "Clients by cluster: 6/3/6/6, from a mixture with MSS 31.4 and MPO 0."
     assert rows[-1][1:] == (
         "40 rounds answered, 4.1 s each; 1 answer missing.",
-        "Workers' time: wait 88 %, train 10 %, send 2 %.",
+        "Workers' time: wait for a core 64 %, wait for others 27 %, compute 8 %, send 1 %.",
     )
 
 
