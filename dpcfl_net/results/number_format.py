@@ -6,6 +6,8 @@ import math
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
+WRITTEN_OUT = 1e7  # larger numbers have an exponent
+
 
 def number(value: Any) -> float | None:
     """Return a finite real number as float; None for anything else, since run files may hold null, NaN or damage."""
@@ -24,9 +26,12 @@ def counted(number: int, what: str, plural: str = "s") -> str:
 
 
 def plain(value: Any, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits: 5, 1.269, 0.0001; `not stated` if it is missing."""
+    """Format a number with `digits` significant digits: 5, 1.269, 0.0001, 12800; `not stated` if it is missing."""
     found = number(value)
-    return "not stated" if found is None else f"{found:.{digits}g}"
+    if found is None:
+        return "not stated"
+    text = f"{found:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text and abs(found) < WRITTEN_OUT else text
 
 
 def at_most(value: Any, digits: int = 4) -> str:

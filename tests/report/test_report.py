@@ -25,7 +25,7 @@ from dpcfl_net.report.timeline import BARS, ROWS, timeline
 from dpcfl_net.report.transcript_figures import transcript_figures
 from dpcfl_net.results import run_view
 from dpcfl_net.results.attack_results import AttackResult
-from dpcfl_net.results.number_format import duration, percent, size, tiny
+from dpcfl_net.results.number_format import at_most, duration, percent, plain, size, tiny
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_files import JsonlTail
 from dpcfl_net.results.run_view import read_run
@@ -757,6 +757,9 @@ def test_settings_of_the_data_read_like_words(finished: Path) -> None:
 def test_numbers_as_words(found: str, wanted: str) -> None:
     assert found == wanted
 
+        (at_most(12_801, 3), "12900"),
+        (at_most(10_000.0), "10000"),
+        (plain(3e7), "3e+07"),
 
 def test_diagnostics_are_drawn_whatever_they_are_called(tmp_path: Path) -> None:
     """Numbers become lines, lists become heat maps, words and lists of one value neither. Rounds before a split were left out."""
