@@ -32,6 +32,9 @@ from dpcfl_net.results.run_files import item, listed, mapping, whole
 from dpcfl_net.results.run_view import FirstRound, RunView
 
 ROWS, ROUNDS, POINTS = 100, 60, 1000  # with many clients
+CHOICE = (
+    "The largest MSS does not decide: the choice asks which M the known noise explains, and after which M the MSS falls most."
+)
 NO_CLUSTERS, ONE_CLUSTER = "the server of this algorithm does not cluster clients", "all clients share one cluster"
 
 
@@ -99,7 +102,7 @@ def hidden(first: FirstRound) -> str:
 
 
 def candidates(view: RunView) -> Figure:
-    """Effective MSS of each number of clusters that was tried."""
+    """MSS of each number of clusters that was tried: the one that the choice uses."""
     title, first = "Number of clusters", view.first_round
     if first is None or len(first.scores) < 2 or not any(math.isfinite(score) for score in first.scores):
         why = "the number was given, or the clients are too few for a choice" if first else "no mixture was fitted"
@@ -121,13 +124,20 @@ def candidates(view: RunView) -> Figure:
     ]
     layout = {
         "xaxis": axis("clusters M", dtick=1),
-        "yaxis": axis("effective MSS", rangemode="tozero"),
+        "yaxis": axis("uncorrected MSS" if _published(view) else "MSS", rangemode="tozero"),
         "showlegend": False,
         "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
     }
     drawn = " (blue)" if "@c0" in chosen else ", which has no bar"
     caption = f"Separation of the mixture for each M that was tried; M = {first.clusters} was used{drawn}."
+    highest = max(tried, key=lambda pair: pair[1] or 0)[0]
+    caption += f" {CHOICE}" if first.clusters != highest and not _published(view) else ""
     return Figure("candidates", title, caption, spec(data, 280, **layout))
+
+
+def _published(view: RunView) -> bool:
+    """True if the number of clusters was chosen by the authors' published rule, the largest uncorrected MSS."""
+    return mapping(mapping(view.protocol, "options"), "clustering").get("space") == "pca2"
 
 
 def grouped_rounds(view: RunView) -> list[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from dpcfl_net.report.figures import MANY, Figure, axis, quantile_lines, spec
 from dpcfl_net.results.number_format import number, plain
-from dpcfl_net.results.run_files import item, listed, mapping, numbers
+from dpcfl_net.results.run_files import JsonLine, item, listed, mapping, numbers, whole
 from dpcfl_net.results.run_view import RunView
 
 GAP = 0.08  # between two panels, as a fraction of the height
@@ -26,11 +27,19 @@ def diagnostics(view: RunView) -> list[Figure]:
     """
     lines = {at: mapping(line, "diagnostics") for at, line in sorted(view.grouping.items())}
     names = list(dict.fromkeys(name for line in lines.values() for name in line))
+    if all(_counts_clients(line) for line in view.grouping.values()):
+        names = [name for name in names if name != "sizes"]  # the figure of clients by cluster has them
     curves = {name: {at: number(line.get(name)) for at, line in lines.items()} for name in names}
     curves = {name: curve for name, curve in curves.items() if _changes(curve)}
     tables = {name: {at: numbers(line, name) for at, line in lines.items() if listed(line, name)} for name in names}
     shown = {name: table for name, table in tables.items() if _changes(table) and max(map(len, table.values())) > 1}
     return [_curves(curves), *(_heat_map(name, table, view.clients) for name, table in shown.items())]
+
+
+def _counts_clients(line: JsonLine) -> bool:
+    """True if the sizes of a round are those of its assignment, and not, say, sums with noise."""
+    counts = Counter(map(whole, listed(line, "assignment")))
+    return all(size == counts[cluster] for cluster, size in enumerate(listed(mapping(line, "diagnostics"), "sizes")))
 
 
 def _changes(values: dict[int, Any]) -> bool:

@@ -13,7 +13,7 @@ from dpcfl_net.results.run_view import RunView
 
 SPELT = {
     "global": "Global", "local": "Local", "oracle": "Oracle", "rr-cluster": "RR-Cluster", "dp-fedavg": "DP-FedAvg",
-    "dp-fedprox": "DP-FedProx", "dp-fedper": "DP-FedPer", "fedcam": "FedCAM",
+    "dp-fedprox": "DP-FedProx", "dp-fedper": "DP-FedPer", "fedcam": "FedCAM", "feddp-kmeans": "FedDP-KMeans", "robust-hdp": "Robust-HDP",
 }  # fmt: skip
 PROTECTED = {"sample": "one training record of a client", "client": "all data of a client"}
 WITH_VALIDATION = "one training or validation record of a client"

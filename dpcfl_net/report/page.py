@@ -153,7 +153,8 @@ def key_figures(view: RunView) -> list[Pair]:
         ("Clusters M", plain(final.get("clusters")) if cluster_figures.clusters_clients(view) else "–"),
     ]
     pairs += [] if view.one_process else [(f"Bytes {way}", size(view.run.get(f"bytes_{way}"))) for way in ("up", "down")]
-    pairs += [(name[:1].upper() + name[1:], tiny(value, 3)) for name, value in mapping(final, "diagnostics").items()]
+    others = {name: value for name, value in mapping(final, "diagnostics").items() if name != "clusters"}  # that is M
+    pairs += [(name[:1].upper() + name[1:], tiny(value, 3)) for name, value in others.items()]
     return [(label, value) for label, value in pairs if value not in ("–", "not stated")]
 
 

@@ -32,7 +32,7 @@ class FirstRound:
         centres: (M, 2).
         deviations: (M,), in the coordinates' unit.
         candidates: (k,), numbers of clusters that were tried.
-        scores: (k,), effective MSS of each candidate.
+        scores: (k,), separation of each candidate: effective MSS, or with space pca2 the uncorrected one.
         mss: Effective MSS of the chosen mixture.
         mss_plain: MSS of the chosen mixture without correction.
         mpo: Maximum pairwise overlap of the chosen mixture.

@@ -107,9 +107,8 @@ def test_page_says_what_is_protected_and_what_is_not(finished: Path) -> None:
 def test_every_figure_of_a_finished_run_has_data(finished: Path) -> None:
     drawn = specs(own_part(write_report(finished)))
     usual = {"accuracy", "accuracy-time", "epsilon", "bytes", "first-round", "candidates", "assignments", "timeline"}
-    assert set(drawn) == usual | {"clients", "clients-rounds", "sizes"} | {
-        "diagnostics-sizes"
-    }  # its numbers never change, so the summary at the top has them
+    # Its numbers never change, so the summary at the top has them; sizes that count the assignment are in the figure `sizes`.
+    assert set(drawn) == usual | {"clients", "clients-rounds", "sizes"}
     names = [trace["name"] for trace in drawn["accuracy"]["data"]]
     assert names == ["A (3 clients, minority)", "B (6 clients)", "C (6 clients)", "D (6 clients)", "mean", "worst client"]
     assert all(len(trace["x"]) == len(trace["y"]) == 40 for trace in drawn["accuracy"]["data"])
@@ -339,7 +338,13 @@ def test_one_cluster_that_was_chosen_or_had_no_rival_is_described_as_that(tmp_pa
     one = {"clusters": 1, "centres": arrays["centres"][:1], "deviations": arrays["deviations"][:1]}
     np.savez(folder / "first_round.npz", **arrays | one)
     view = read_run(folder)
-    assert cluster_figures.candidates(view).caption.endswith("M = 1 was used, which has no bar.")
+    rule = cluster_figures.candidates(view)
+    assert f"M = 1 was used, which has no bar. {cluster_figures.CHOICE}" in rule.caption
+    assert rule.spec["layout"]["yaxis"]["title"]["text"] == "MSS"
+    view.protocol = {"options": {"clustering": {"space": "pca2"}}}  # the published rule: its largest MSS does decide
+    published = cluster_figures.candidates(view)
+    assert published.caption.endswith("M = 1 was used, which has no bar.")
+    assert published.spec["layout"]["yaxis"]["title"]["text"] == "uncorrected MSS"
     assert "the server's 1 component at one and two standard deviations" in cluster_figures.first_round(view).caption
     np.savez(folder / "first_round.npz", **arrays | one | {"candidates": np.array([2]), "scores": np.array([1.0])})
     why = cluster_figures.candidates(read_run(folder)).why
@@ -752,21 +757,25 @@ def test_settings_of_the_data_read_like_words(finished: Path) -> None:
         (tiny(9.4e-25), "below 1e-10"),
         (tiny(0.0), "0"),
         (tiny(0.0312), "0.0312"),
+        (at_most(12_801, 3), "12900"),
+        (at_most(10_000.0), "10000"),
+        (plain(3e7), "3e+07"),
     ],
 )
 def test_numbers_as_words(found: str, wanted: str) -> None:
     assert found == wanted
 
-        (at_most(12_801, 3), "12900"),
-        (at_most(10_000.0), "10000"),
-        (plain(3e7), "3e+07"),
 
 def test_diagnostics_are_drawn_whatever_they_are_called(tmp_path: Path) -> None:
     """Numbers become lines, lists become heat maps, words and lists of one value neither. Rounds before a split were left out."""
     folder = write_run(tmp_path / "run", 3)
     shown = {"a word": "x", "split": [0]}
     lines = [
-        {"view": "server", "round": t, "diagnostics": {"new figure": t / 2, "by client": [t] * 21, "one": [t], **shown}}
+        {
+            "view": "server",
+            "round": t,
+            "diagnostics": {"new figure": t / 2, "by client": [t] * 21, "one": [t], "sizes": [t, 9.5], **shown},
+        }
         for t in (1, 2, 3)
     ]
     lines[2]["diagnostics"]["split"] = [*range(21)]  # from one cluster to one for each client
@@ -774,7 +783,11 @@ def test_diagnostics_are_drawn_whatever_they_are_called(tmp_path: Path) -> None:
     curves, heat = (figure.spec["data"] for figure in diagnostics(read_run(folder))[:2])
     assert {trace["name"]: trace["y"] for trace in curves}["new figure"] == [0.5, 1.0, 1.5]
     by_name = {figure.title: figure.spec for figure in diagnostics(read_run(folder))}
-    assert set(by_name) == {"Diagnostics of the algorithm", "Diagnostics: by client", "Diagnostics: split"}
+    # Sizes that do not count an assignment, such as released ones, are in no other figure.
+    assert set(by_name) == {
+        "Diagnostics of the algorithm",
+        *(f"Diagnostics: {name}" for name in ("by client", "sizes", "split")),
+    }
     split = by_name["Diagnostics: split"]
     assert split["data"][0]["z"][:2] == [[0, 0, 0], [None, None, 1]]
     assert split["layout"]["yaxis"]["title"]["text"] == "cluster"
