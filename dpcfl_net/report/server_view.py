@@ -175,7 +175,7 @@ def _absent(view: RunView) -> str:
 def _busy(view: RunView) -> str:
     spent: Counter[str] = Counter()
     for own in client_times(view.spans, max(view.elapsed.values(), default=0.0)).values():
-        spent.update(own)  # type: ignore[arg-type]  # seconds are no whole numbers
+        spent.update(own)
     total = sum(spent.values())
     if not total:
         return "No timings of the workers were kept."
