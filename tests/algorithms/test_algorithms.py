@@ -94,7 +94,8 @@ MATRIX |= {case: {"sampling_rate": 1.0, **options} for case, (options, _) in CLI
 # Cases whose whole runs are slow tests: each has the client steps of another case, or is compared over the network elsewhere.
 SLOW = {
     "f-cdpfl", "rr-cluster-paper", "rr-cluster-public", "rr-cluster-sampled", "em-fdro-client", "em-fdro-paper", "global", "oracle", "km-cdpfl",
-    "rc-dpfl", "mr-mtl", "robust-hdp", "dpmm-cfl", "feddp-kmeans", "dp-fedavg", "dp-fedprox",
+    "rc-dpfl", "mr-mtl", "robust-hdp", "dpmm-cfl", "feddp-kmeans", "dp-fedavg", "dp-fedprox", "local", "f-cdpfl-private",
+    "rr-cluster-expected",
 }  # fmt: skip
 TINY = {
     "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},

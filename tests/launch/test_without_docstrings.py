@@ -15,7 +15,9 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", [*(pytest.param(program, marks=pytest.mark.slow) for program in PROGRAMS[:-1]), PROGRAMS[-1]]
+)
 def test_a_program_starts_without_docstrings(program):
     """The agent of a host of `dpcfl launch` ended with a traceback."""
     assert "usage:" in help_of(f"dpcfl_net.{program}", optimize="2")

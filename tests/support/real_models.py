@@ -315,7 +315,7 @@ TAKEN = {
         lambda: zoo().efficientnet_b0(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0, stochastic_depth_prob=0.0),
         (3, 32, 32), "vmap", slow=True,
     ),
-    "torchvision SqueezeNet": Case(lambda: zoo().squeezenet1_1(num_classes=CLASSES, dropout=0.0), (3, 32, 32), "vmap"),
+    "torchvision SqueezeNet": Case(lambda: zoo().squeezenet1_1(num_classes=CLASSES, dropout=0.0), (3, 32, 32), "vmap", slow=True),
     "torchvision DenseNet, GroupNorm": Case(
         lambda: without_batch_norm(zoo().DenseNet(8, (2, 2, 2), 16, num_classes=CLASSES)), (3, 32, 32), "vmap"
     ),

@@ -70,7 +70,7 @@ def squared(vector: np.ndarray) -> Fraction:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-12, pytest.param(1.0, marks=pytest.mark.slow), 1e3])
 def test_a_clipped_record_is_within_the_clip_norm_in_exact_arithmetic(name, scale):
     data, theta = Images(6, CASES[name][1], classes=CLASSES if name == "deep" else 10), weights(name) * np.float32(scale)
     ours, clip = trainer(name, clip=0.3), Fraction(0.3)

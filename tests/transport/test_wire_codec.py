@@ -363,7 +363,7 @@ LIST = b"\xdc\x0f\xff" + 4095 * b"\x90"  # 4,095 empty lists
 ENDS = {"format": b"\xc1", "cut": b"", "binary": b"\xc4\x01a", "text": b"\xda\x04\x01" + 1025 * b"a", "extension": b"\xd4\x01a"}
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [pytest.param(end, marks=[pytest.mark.slow] * (end not in ("format", "cut"))) for end in ENDS])
 def test_a_malformed_header_leaves_no_memory_behind(end):
     """msgpack kept what it had read until the mistake: 0.9 MB for each message of 12 kB."""
     data = b"\x81\xa1a\x94" + 3 * LIST + ENDS[end]
