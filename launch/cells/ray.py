@@ -68,7 +68,7 @@ class RayCells:
         if self._own:
             try:
                 ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-            except (ConnectionError, OSError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:
                 raise ConfigError(f"--on ray: {describe_error(error)}") from None
         self._cpus, memory = resources.cpus, memory_bytes(resources.memory) if resources.memory else 0
         self._needed = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": memory}

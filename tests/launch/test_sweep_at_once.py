@@ -307,6 +307,12 @@ def test_no_cell_runs_for_a_sweep_that_ended_while_its_process_started(tmp_path)
     assert not (run / "run.json").exists()
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"state": "failed"}', '{"state": 1, "cached": false, "seconds": 1, "error": ""}'])
+def test_a_damaged_outcome_is_named(tmp_path, text):
+    with pytest.raises(ConfigError, match=f"the outcome of {tmp_path} is damaged: "):
+        CellOutcome.from_json(tmp_path, text)
+
+
 def test_a_cell_of_another_version_is_refused(tmp_path, monkeypatch):
     plan = Sweep.of(tiny(tmp_path / "c"), ["seed=0:2"], tmp_path / "out")
     plan.write(["waiting"] * 2)

@@ -291,6 +291,94 @@ def test_memory_in_slurms_format():
     assert ray.memory_bytes("100") == 100 << 20
 
 
+class StandInForRay:
+    """A cluster that notes what it is asked for; the test sets its nodes, and the result of each task."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    def __init__(self) -> None:
+        self.asked, self.stopped, self.alive, self.results, self.nodes = {}, [], False, {}, list
+
+    def is_initialized(self):
+        return self.alive
+
+    def init(self, **settings):
+        self.alive = True
+
+    def shutdown(self):
+        self.alive = False
+
+    def remote(self, *arguments):
+        return self if callable(arguments[0]) else arguments  # of the function, then of each task
+
+    def options(self, **options):
+        self.asked = options
+        return self
+
+    def wait(self, tasks, **options):
+        return [task for task in tasks if task in self.results], []
+
+    def get(self, task):
+        if isinstance(self.results[task], Exception):
+            raise self.results[task]
+        return self.results[task]
+
+    def cancel(self, task):
+        self.stopped.append(task[1])
+
+
+@pytest.fixture
+def cluster(monkeypatch) -> StandInForRay:
+    made = StandInForRay()
+    monkeypatch.setattr(ray, "import_ray", lambda: made)
+    return made
+
+
+def test_cells_take_their_resources_from_ray_and_end_as_their_tasks(plan, cluster):
+    runs, where = plan.folders(), os.getcwd()
+    place = ray.RayCells(plan.folder, runs, Resources(cpus=2, gpus=1, memory="4G"), jobs=2)
+    asked = {"num_cpus": 2, "num_gpus": 1, "memory": 4 << 30, "max_retries": 3, "name": "dpcfl cell"}
+    assert (cluster.asked, place.wait([], 0)) == (asked, [])
+    tasks = [(str(plan.folder.resolve()), index, 2, where) for index in range(3)]
+    place.start(0, 3)
+    assert place.free()
+    place.start(1, 2)
+    assert not place.free()
+    cluster.results = {tasks[1]: CellOutcome(runs[1], "finished", seconds=3.0).to_json()}
+    assert place.wait([], 0) == [(1, CellOutcome(runs[1], "finished", seconds=3.0))]
+    cluster.results = {tasks[0]: cluster.exceptions.RayError("the node is lost\nat once")}
+    assert place.wait([], 0) == [(0, CellOutcome(runs[0], "failed", error="Ray: RayError: the node is lost"))]
+    place.start(2, 1)
+    assert (place.stop(), cluster.stopped) == ([(2, CellOutcome(runs[2], "interrupted"))], [2])
+    assert place.stop() == []
+    place.close()
+    assert not cluster.alive
+
+
+def test_a_cluster_without_room_for_a_cell_or_without_an_answer_is_told(plan, cluster, monkeypatch):
+    cluster.alive = True  # by the program that runs the sweep
+    place = ray.RayCells(plan.folder, plan.folders(), Resources(cpus=2, gpus=1, memory="4G"), jobs=None)
+    enough = {"CPU": 2.0, "GPU": 1.0, "memory": 4.0 * 2**30}
+    node = {"Alive": True, "Resources": enough}
+    short = [{"Resources": {**enough, name: amount / 2}} for name, amount in enough.items()]
+    for other in ({"Alive": False}, {"Resources": {"CPU": 2.0}}, *short):
+        cluster.nodes = lambda other=other: [node | other]
+        assert place.note().startswith("no node of the Ray cluster has 2 CPU, 1 GPU, 4,294,967,296 memory for a cell: ")
+    cluster.nodes = lambda: [node | {"Alive": False}, node]
+    assert (place.note(), place.free()) == ("", True)
+    place.close()
+    assert cluster.alive
+    ray.RayCells(plan.folder, plan.folders(), Resources(), jobs=None)
+    assert "memory" not in cluster.asked
+    assert "this node does not see" in ray.run_on_node(str(plan.folder / "elsewhere"), 0, 1, os.getcwd())
+    cluster.alive = False
+    monkeypatch.setattr(cluster, "init", lambda **settings: (_ for _ in ()).throw(ConnectionError("no head node")))
+    with pytest.raises(ConfigError, match=r"^--on ray: Ray: ConnectionError: no head node$"):
+        ray.RayCells(plan.folder, plan.folders(), Resources(), jobs=None)
+
+
 # Whole sweeps
 
 
