@@ -142,7 +142,7 @@ def test_no_cell_starts_after_its_time(tmp_path, monkeypatch):
 
 
 def test_a_cell_that_another_process_runs_comes_last(tmp_path):
-    runs, tried = folders(tmp_path, 3), []
+    runs, tried, ended = folders(tmp_path, 3), [], []
 
     class Watcher:
         def update(self, running, in_use):
@@ -156,12 +156,14 @@ def test_a_cell_that_another_process_runs_comes_last(tmp_path):
     held = [run_lock(runs[0])]
     held[0].__enter__()
     place = Place(runs, 1, _1=["in use"])  # cell 1 is taken between the look at its lock and its start
-    outcomes = CellQueue(runs, place, lambda index, outcome: None, Watcher()).run()
+    outcomes = CellQueue(runs, place, lambda index, outcome: ended.append(index), Watcher()).run()
     assert [outcome.state for outcome in outcomes] == ["finished"] * 3
+    assert ended == [2, 1, 0]
     assert [index for index, _ in place.started][:2] == [1, 2]
     assert [index for index, _ in place.started].count(0) == 1
     assert not held
-    assert tried[-1] == "closed"
+    assert tried[:4] == [([], [0, 1]), ([], [0, 1]), ([], [0]), ([], [0])]
+    assert tried[-2:] == [([], []), "closed"]
 
 
 def test_an_interrupted_cell_stops_the_sweep(tmp_path):
