@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -33,7 +35,7 @@ from dpcfl_net.launch.sweep_axes import parse_axes
 from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.launch.tuning import output, runs
 from dpcfl_net.launch.tuning.runs import StudyRuns
-from dpcfl_net.launch.tuning.search import count_trials, searcher
+from dpcfl_net.launch.tuning.search import REPEATS, Optuna, count_trials, searcher
 from dpcfl_net.launch.tuning.space import Space, spaces
 from dpcfl_net.launch.tuning.study import Study, TuneOptions
 from dpcfl_net.privacy.events.base import Event
@@ -483,6 +485,40 @@ def test_optuna_proposes_new_combinations_and_finds_the_peak():
     assert space.index((6, 1)) in first
 
 
+def test_optuna_is_told_each_score_and_asked_again_for_a_combination_that_was_tried(monkeypatch):
+    made, told, highest = [], [], {"a": 1, "b": 2}
+    places = [highest, highest, {"a": 0, "b": 1}, *[highest] * REPEATS]  # of the proposals, in order
+
+    def suggest_from(place: dict[str, int], key: str, low: int, high: int) -> int:
+        assert (low, high) == (0, highest[key])
+        return place[key]
+
+    class Study:
+        def ask(self) -> SimpleNamespace:
+            return SimpleNamespace(suggest_int=partial(suggest_from, places.pop(0)))
+
+        def tell(self, trial: SimpleNamespace, score: float) -> None:
+            told.append((trial.suggest_int.args[0], score))
+
+    stand_in = SimpleNamespace(
+        logging=SimpleNamespace(WARNING=30, set_verbosity=lambda level: None), samplers=SimpleNamespace(TPESampler=dict),
+        create_study=lambda **settings: made.append(settings) or Study(),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "optuna", stand_in)
+    search = Optuna(Space("x", {"a": [1, 2], "b": [3, 4, 5]}), 3, 2**32 + 7)
+    assert made == [{"direction": "maximize", "sampler": {"seed": 7}}]
+    assert search.ask() == [5]
+    search.tell(5, 0.25)
+    assert search.ask() == [1]
+    search.tell(1, 0.5)
+    assert told == [(highest, 0.25), (highest, 0.25), ({"a": 0, "b": 1}, 0.5)]
+    (drawn,) = search.ask()
+    assert drawn in {0, 2, 3, 4}
+    assert (told[3:], places) == ([(highest, 0.25)] * REPEATS, [])
+    search.tell(drawn, 0.75)
+    assert (len(told), search.ask()) == (3 + REPEATS, [])
+
+
 def test_a_missing_optuna_is_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"needs the extra `tune`: pip install"):
@@ -508,7 +544,12 @@ def test_unequal_numbers_of_trials_are_refused(search, trials, sentence):
     ("algorithms", "grid", "options", "sentence"),
     [
         (NAMES, {"privacy.epsilon": ["1", "2"]}, {}, "grid 'privacy.epsilon': must be local"),
-        (NAMES, {"algorithms.mr-mtl.lam": ["1", "2"]}, {}, "names none of the tuned algorithms: global, local"),
+        (
+            NAMES,
+            {"algorithms.mr-mtl.lam": ["1", "2"], "model.name": ["linear"]},
+            {},
+            r"(?s)names none of the tuned algorithms: global, local.*grid 'model.name': must be local",
+        ),
         (["global", "global"], GRID, {}, "'global' is given twice"),
         (["global"], {}, {}, r"has no setting to tune: give --grid .*, or grid={'KEY': \[VALUE, VALUE\]} in Python$"),
         ([], GRID, {}, r"^algorithms is \[\]: must name at least one"),
