@@ -71,6 +71,13 @@ def test_charges_of_a_trusted_server_that_cost_more_than_the_target_are_noticed(
     found, beyond = recomputed(folder), recomputed(folder, "ledgers hold nothing beyond the plan")
     assert (found.holds, float(found.detail.split(", ")[0].split()[-1]) > 8) == (False, True), found.detail
     assert beyond == Check(beyond.what, False, "the trusted server: round charged 3 times, planned 2")
+    whole = "ledgers: hash chains and counters whole"
+    assert recomputed(folder, whole).detail.startswith("5 ledgers, ")
+    shutil.rmtree(folder / "ledgers/client_0001")  # clients of a trusted server may have none
+    assert (recomputed(folder, whole).holds, recomputed(folder, whole).detail[:11]) == (True, "4 ledgers, ")
+    shutil.rmtree(folder / "ledgers/curator")
+    gone = recomputed(folder, whole)
+    assert (gone.holds, gone.detail.startswith(f"the trusted server: no ledger in {folder}/ledgers/curator: ")) == (False, True)
 
 
 def test_the_noisy_part_of_a_run_without_a_guarantee_is_held_to_the_target(tmp_path: Path) -> None:
