@@ -247,7 +247,7 @@ def _norm(vector: np.ndarray) -> float:
     blocks = (vector[start : start + _BLOCK].astype(np.float64) for start in range(0, len(vector), _BLOCK))
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [float(block @ block) for block in blocks]
-    return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf
+    return math.sqrt(sum(squares))  # fsum would raise where finite squares add up to infinity
 
 
 def _squares(whole: np.ndarray) -> int:

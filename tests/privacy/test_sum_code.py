@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import ndtr
 from scipy.stats import chi2, kstest, norm
 
+from dpcfl_net.privacy import secure_sum
 from dpcfl_net.privacy.secure_sum import LARGEST_WORD, SumCode, rounding_divergence
 
 FALSE_ALARM = 1e-7
@@ -39,6 +40,9 @@ def summed(code: SumCode, vectors: list[np.ndarray], keys: list[bytes]) -> np.nd
 @pytest.mark.parametrize("deviation", [2.0, 2.5, 3.0, 4.0])
 def test_a_rounded_normal_is_as_near_the_discrete_gaussian_as_the_bound_says(deviation: float) -> None:
     assert 0 < chi_square(deviation) <= rounding_divergence(deviation)
+    h = deviation**-2
+    proof = h**4 / 345600 + 7.93 * (h / 3) ** 6 / (1 - h / 3)
+    assert proof <= rounding_divergence(deviation) <= 1.1 * proof
 
 
 @pytest.mark.parametrize("deviation", [1.0, 1.5, 2.0, 3.0, 4.0])
@@ -150,6 +154,17 @@ def test_vectors_on_the_sphere_stay_inside(d: int, clip: float) -> None:
             assert code.scale * (1 - 1e-8) - math.sqrt(d) <= norm_of <= code.scale
 
 
+@pytest.mark.parametrize("off", [0.0, 1 - 5e-6])
+def test_the_integer_norm_does_not_depend_on_that_of_the_vector_in_float(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact check of the whole numbers holds where the norm in float is too small."""
+    code = SumCode(d=3, participants=3, honest=3, noise_multiplier=1.0, clip=1.0)
+    exact = secure_sum._norm
+    monkeypatch.setattr(secure_sum, "_norm", lambda vector: off * exact(vector))
+    for vector in ([1 + 4e-6, 0.0, 0.0], [-0.6, 0.0, 0.8 + 4e-6]):
+        norm_of = math.sqrt(sum(int(k) ** 2 for k in code.encode(np.array(vector))))
+        assert code.scale * (1 - 2e-6) < norm_of <= code.scale
+
+
 @settings(max_examples=300)
 @given(st.integers(0, 2**32), st.integers(1, 200), st.floats(1e-3, 1e3), st.integers(1, 50))
 def test_one_record_moves_a_rounded_sum_by_at_most_the_sensitivity(seed: int, d: int, clip: float, batch: int) -> None:
@@ -245,6 +260,15 @@ def test_the_worst_case_fits() -> None:
 def test_values_that_are_not_finite_give_zeros(bad: float, rounded: bool) -> None:
     code = SumCode(d=3, participants=2, honest=2, noise_multiplier=1.0, clip=1.0, rounded=rounded)
     assert not code.encode(np.array([0.5, bad, 0.1])).any()
+
+
+def test_a_norm_that_is_not_finite_gives_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finite squares of several blocks that add up to infinity ended the client with an OverflowError."""
+    code = SumCode(d=4, participants=2, honest=2, noise_multiplier=1.0, clip=1.0)
+    monkeypatch.setattr(secure_sum, "_BLOCK", 2)
+    for vector in ([9e153] * 4, [1e200, 0.0, 0.0, 0.0]):
+        assert not code.encode(np.array(vector)).any()
+    assert code.encode(np.array([0.0, 0.0, 3.0, 4.0])).tolist() == pytest.approx([0, 0, 0.6 * code.scale, 0.8 * code.scale])
 
 
 @pytest.mark.parametrize(
