@@ -86,6 +86,8 @@ def test_without_a_record_of_tasks_it_is_unknown_whether_a_ledger_is_missing(by_
         (folder / name).unlink()
     found = ledgers(folder)
     assert (found.holds, found.detail) == (None, f"client 1: no ledger in {folder}/ledgers/client_0001, and {UNKNOWN}")
+    (folder / "config.yaml").unlink()  # which tells that it ran in several processes
+    assert ledgers(folder).holds is False
 
 
 def test_in_one_process_every_client_has_a_ledger(with_epsilon: dpcfl.Run, tmp_path: Path):

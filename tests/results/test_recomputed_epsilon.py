@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import rewriting
 from test_foreign_ledgers import TRUSTED
 
@@ -76,8 +77,20 @@ def test_charges_of_a_trusted_server_that_cost_more_than_the_target_are_noticed(
     shutil.rmtree(folder / "ledgers/client_0001")  # clients of a trusted server may have none
     assert (recomputed(folder, whole).holds, recomputed(folder, whole).detail[:11]) == (True, "4 ledgers, ")
     shutil.rmtree(folder / "ledgers/curator")
-    gone = recomputed(folder, whole)
-    assert (gone.holds, gone.detail.startswith(f"the trusted server: no ledger in {folder}/ledgers/curator: ")) == (False, True)
+    config = folder / "config.yaml"
+    for text in (config.read_text(), config.read_text().replace("in-process", "network")):
+        config.write_text(text)
+        gone = recomputed(folder, whole)
+        assert gone.holds is False
+        assert gone.detail.startswith(f"the trusted server: no ledger in {folder}/ledgers/curator: it never started")
+
+
+@pytest.mark.parametrize("own", [{"adjacency": "replace-one"}, {"accountant": "rdp"}], ids=["adjacency", "accountant"])
+def test_epsilon_is_recomputed_as_the_job_says(tmp_path: Path, own: dict[str, str]) -> None:
+    document = {**UNPROTECTED, "algorithm": {"name": "local"}, "privacy": {**UNPROTECTED["privacy"], **own}}
+    found = recomputed(dpcfl.run(document, tmp_path, "in-process", progress=False).path)
+    charged, plan = (float(part.split()[-1]) for part in found.detail.split(", ")[:2])
+    assert (found.holds, charged == plan, 4.99 < plan <= 5) == (True, True, True), found.detail
 
 
 def test_the_noisy_part_of_a_run_without_a_guarantee_is_held_to_the_target(tmp_path: Path) -> None:
