@@ -460,11 +460,13 @@ def test_losses_go_stale_and_the_worst_are_drawn(tmp_path):
 
 
 def test_updates_weigh_as_much_as_their_clients_have_records(tmp_path):
-    job = job_for(tmp_path, {"mode": "paper", "clients_per_round": 4})
+    job = job_for(tmp_path, {"mode": "paper", "clients_per_round": 4, "tilt": 3.0, "tau": 2.0})
     roster = [e.model_copy(update={"records": n}) for e, n in zip(job.protocol.roster, (1, 2, 3, 4), strict=True)]
     algorithm = job_files.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment).algorithm
-    fed = Scripted(job.protocol.model.parameters, [1.0] * 4)
-    np.testing.assert_allclose(algorithm.round(algorithm.start(fed), 1, fed).models[0], (1 + 4 + 9 + 16) / 10)
+    fed = Scripted(job.protocol.model.parameters, [1.0, 2.0, 3.0, 4.0])
+    state = algorithm.round(algorithm.start(fed), 1, fed)
+    np.testing.assert_allclose(state.models[0], (1 + 4 + 9 + 16) / 10)
+    assert state.diagnostics["p_max"] == pytest.approx(1 / sum(math.exp(-3 * gap / (2 * 2)) for gap in range(4)))
 
 
 def test_who_never_answered_counts_as_the_average(tmp_path):

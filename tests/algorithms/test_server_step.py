@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from conftest import SMALL
@@ -83,6 +85,65 @@ def test_sums_after_labels_are_divided_by_the_published_sizes_and_those_of_all_b
     state, _ = played(protocol, "rr-cluster", {**RR, "base": base}, labels_then_sums=released)
     assert moves(state) == [*(LR * value / 6 for value in shared), LR * 8 / 4, 0.0, LR * 6 / 2]  # an empty cluster stays
     assert state.diagnostics["sizes"] == [4.0, 0.0, 2.0]
+
+
+class Curator:
+    """Argument of a central step: raw answers with labels as written here, noise that is only asked for."""
+
+    def __init__(self, labels, p):
+        self.labels, self.p, self.asked, self.unprotected = dict(enumerate(labels)), p, [], []
+
+    def sample(self, slot):
+        return [*self.labels]
+
+    def call(self, method, each):
+        update = np.full(self.p, 0.25 / self.p**0.5, np.float32)
+        return {client: {"label": np.int64(self.labels[client]), "update": update} for client in each}
+
+    def noisy_labels(self, slot, part, labels, blocks, length, sensitivity):
+        self.asked.append((part, length, sensitivity))
+        return length * np.eye(blocks)[labels]
+
+    def rng(self, slot, purpose):
+        return np.random.default_rng(0)
+
+    def noisy_total(self, slot, part, sums):
+        self.asked.append((part, sums.clip))
+        return sums.split(sums.total)
+
+    def without_guarantee(self, slot):
+        self.unprotected.append(slot)
+
+    def show_observer(self, **facts):
+        self.facts = facts
+
+
+@pytest.mark.parametrize(("step", "covers", "sizes", "unprotected"), [
+    ("labels_then_sums", 2**0.5, [2, 2, 1], []), ("as_published", 1.0, [1, 2, 2], ["claim"]),
+])  # fmt: skip
+def test_rebalancing_and_label_noise_as_published_are_those_of_algorithm_2(protocols, step, covers, sizes, unprotected):
+    """With B = 2 no cluster has a surplus; as printed a cluster of two gives one away, and a label's noise covers C_s only."""
+    protocol = protocols["replace-one"]
+    algorithm = algorithm_of(protocol.model_copy(update={"algorithm": "rr-cluster", "options": {**RR, "label_clip": 0.3}}))
+    me = Curator([0, 0, 1, 1, 2], protocol.model.parameters)
+    released = getattr(algorithm, step)(me, np.zeros((3, protocol.model.parameters), np.float32)).tensors
+    assert sorted(np.bincount(released["slots"], minlength=3)[:2]) == sizes[:2]
+    assert np.bincount(released["slots"], minlength=3)[2] == sizes[2]
+    norms = np.linalg.norm(released["sums"], axis=1)
+    np.testing.assert_allclose(norms, 0.25 * np.bincount(released["slots"], minlength=3), rtol=1e-5)  # a moved client's too
+    assert me.asked == [("labels", 0.3, pytest.approx(covers * 0.3)), ("sums", protocol.local.clip)]
+    assert me.unprotected == unprotected
+
+
+def test_the_proximal_term_pulls_towards_the_model_that_the_client_received(protocols):
+    protocol, pulls = protocols["zero-out"], []
+    model = np.arange(protocol.model.parameters, dtype=np.float32)
+    for name, options in (("dp-fedavg", SAMPLED), ("dp-fedprox", {**SAMPLED, "mu": 0.7})):
+        algorithm = algorithm_of(protocol.model_copy(update={"algorithm": name, "options": options}))
+        me = SimpleNamespace(sgd=lambda slot, model, **how: pulls.append(how.get("proximal")) or model + 1)
+        assert (algorithm.train(me, model).tensors["update"] == 1).all()
+    assert pulls[0] is None
+    assert (pulls[1][0], pulls[1][1].tolist()) == (0.7, model.tolist())
 
 
 @pytest.mark.parametrize(("base", "shared"), [("ifca", []), ("fedcam", [9.0])])
