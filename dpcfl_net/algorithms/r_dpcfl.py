@@ -81,7 +81,7 @@ class FromMixture(Options):
     """Options of an algorithm whose first clusters are a mixture on the updates of the first round."""
 
     clusters: int | Literal["auto"] = Field(
-        default="auto", description="M: number of clusters; auto: chosen by effective separation"
+        default="auto", description="M: number of clusters; auto: chosen by the known noise and effective separation"
     )
     max_clusters: int = Field(default=8, ge=2, le=64, description="clusters auto: largest M")
     clustering: Clustering = Field(default=Clustering(), description="mixture on the updates of the first round")
