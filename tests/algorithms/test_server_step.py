@@ -1,4 +1,4 @@
-"""Client-level rounds: what a model moves by, from given noisy sums, for each way of dividing them."""
+"""Client-level rounds: what a model moves by, from given noisy sums, for each way of dividing them; what the steps before compute."""
 
 from __future__ import annotations
 
@@ -133,6 +133,21 @@ def test_rebalancing_and_label_noise_as_published_are_those_of_algorithm_2(proto
     np.testing.assert_allclose(norms, 0.25 * np.bincount(released["slots"], minlength=3), rtol=1e-5)  # a moved client's too
     assert me.asked == [("labels", 0.3, pytest.approx(covers * 0.3)), ("sums", protocol.local.clip)]
     assert me.unprotected == unprotected
+
+
+def test_fesem_compares_models_with_the_one_that_the_client_trained_last_and_trains_the_nearest(protocols):
+    protocol = protocols["zero-out"]
+    options = {**RR, "guarantee": "expected", "base": "fesem"}
+    algorithm = algorithm_of(protocol.model_copy(update={"algorithm": "rr-cluster", "options": options}))
+    me = SimpleNamespace(
+        state={}, initial_model=lambda: rows(protocol, 0.0)[0], sgd=lambda slot, model: (model + 6) / 2,  # half the way to 6
+        distances=lambda slot, own, models: ((own - models) ** 2).sum(axis=1),
+    )  # fmt: skip
+    # First it trains from theta_init, to 3, and is nearest to 2.5, not to 1; then it has 4.25.
+    for models, label, moved in (((2.5, 1.0, 9.0), 0, 1.75), ((5.0, 1.0, 4.0), 2, 1.0)):
+        release = algorithm.assign_and_train(me, rows(protocol, *models)).tensors
+        assert (int(release["label"]), {*release["update"].tolist()}) == (label, {moved})
+    assert (me.state["model"] == 5).all()
 
 
 def test_the_proximal_term_pulls_towards_the_model_that_the_client_received(protocols):
