@@ -41,7 +41,9 @@ class Noisy:
         return (deviation * (self.signal[self.t] * self._sides[client % 2] + noise)).astype(np.float32)
 
     def call(self, step, common=None, each=None):
-        return Results(self.clients, {i: {"update": self.update(i)} for i in self.clients if i not in self.gone})
+        self.tasks, self.updates = each or dict.fromkeys(self.clients, common), {}
+        self.updates |= {i: self.update(i) for i in self.clients if i not in self.gone}
+        return Results(self.clients, {i: {"update": update} for i, update in self.updates.items()})
 
     def initial_model(self, number=0):
         return np.zeros(self._sides.shape[1], np.float32)
@@ -81,11 +83,16 @@ def test_evidence_adds_up_over_rounds_that_are_too_noisy_alone(tmp_path):
 def test_models_are_the_means_of_their_clients_models(tmp_path, without):
     job = job_of(tmp_path)
     fed, (state,) = rounds(job, {1: 2.0})
+    np.testing.assert_allclose(
+        state.models, [np.mean([fed.updates[i] for i in range(k, 6, 2)], axis=0) for k in (0, 1)], rtol=1e-5
+    )
     fed.gone, fed.t, fed.signal = {without, 2 + without, 4 + without, 5 - without}, 2, {2: 1.0}
     after = job.algorithm.round(state, 2, fed)
+    assert all((fed.tasks[i]["model"] == state.models[i % 2]).all() for i in range(6))
     assert after.assignment == state.assignment
     assert after.models[without].tobytes() == state.models[without].tobytes()
-    assert np.abs(after.models[1 - without] - state.models[1 - without]).max() > 0
+    moved = state.models[1 - without] + np.mean([*fed.updates.values()], axis=0)
+    np.testing.assert_allclose(after.models[1 - without], moved, rtol=1e-5, atol=1e-7)
     assert after.memory is state.memory
 
 
