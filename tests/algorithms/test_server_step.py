@@ -150,6 +150,18 @@ def test_fesem_compares_models_with_the_one_that_the_client_trained_last_and_tra
     assert (me.state["model"] == 5).all()
 
 
+def test_a_client_of_fedper_trains_the_server_s_body_with_its_own_head(protocols):
+    protocol = protocols["zero-out"]
+    algorithm = algorithm_of(protocol.model_copy(update={"algorithm": "dp-fedper", "options": SAMPLED}))
+    body = algorithm.update_size(protocol.model)
+    me = SimpleNamespace(state={}, sgd=lambda slot, model: model + 1)
+    for server, head in ((0.0, 1), (5.0, 2)):  # the head starts as the server's, and continues as the client's
+        update = algorithm.train(me, rows(protocol, server)[0]).tensors["update"]
+        assert update.tolist() == [1.0] * body
+        assert (me.state["model"][:body] == server + 1).all()
+        assert (me.state["model"][body:] == head).all()
+
+
 def test_the_proximal_term_pulls_towards_the_model_that_the_client_received(protocols):
     protocol, pulls = protocols["zero-out"], []
     model = np.arange(protocol.model.parameters, dtype=np.float32)
