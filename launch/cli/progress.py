@@ -65,6 +65,7 @@ class ProgressView:
         insecure: True if the stated epsilon does not hold.
         steps: Name and seconds of each step of the preparation that has ended.
         started: Start of the run, in seconds since the Unix epoch.
+        clock_zero: Time from which elapsed seconds count: `started`, later by the seconds in which a resumed run was stopped.
         wall_s: Duration of a run that has ended, in seconds; None while it runs.
         seconds_left: Expected remaining seconds.
         clusters: For each true cluster, or for all clients: label, clients, accuracy in [0, 1], change since the previous round.
@@ -87,6 +88,7 @@ class ProgressView:
     insecure: bool = False
     steps: list[tuple[str, float]] = field(default_factory=list)
     started: float | None = None
+    clock_zero: float | None = None
     wall_s: float | None = None
     seconds_left: float | None = None
     clusters: list[Row] = field(default_factory=list)
@@ -185,6 +187,7 @@ class ProgressTail:
             insecure=bool(privacy.get("insecure")),
             steps=list(self._steps),
             started=self._started,
+            clock_zero=self._clock_zero(run),
             wall_s=number(run.get("wall_s")) if run.get("state") in ENDED else None,
             pause=self._pause[0] if time.time() < self._pause[1] else "",
             warnings=list(self._warnings),
@@ -239,6 +242,13 @@ class ProgressTail:
             # A file that is being written reads as empty; its time stamp changes until the next call.
             known = self._mappings[path] = (stamp, read_mapping(path, []))
         return known[1]
+
+    def _clock_zero(self, run: JsonLine) -> float | None:
+        if self._started is None or run.get("state") != "running" or (before := number(run.get("wall_s"))) is None:
+            return self._started
+        # A launcher writes this state when it starts or resumes a run, with the seconds that the run had taken by then.
+        written = self._mappings[self._files.run][0][0] / 1e9
+        return max(self._started, written - before)
 
     def _true_clusters(self, experiment: JsonLine) -> Truth:
         if self._truth is None or self._truth[0] is not experiment:

@@ -114,6 +114,7 @@ class Screen:
         self._clock = clock
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
         self._preparation = StepsLive(self.console, draw_steps)
+        self._warnings: Sequence[str] = ()
 
     def prepare(self, step: str) -> None:
         """Draw a step of the preparation below those that are done, with a running clock."""
@@ -122,13 +123,18 @@ class Screen:
     def update(self, view: ProgressView) -> None:
         """Replace the screen with the given view."""
         self._preparation.end()
+        self._warnings = view.warnings
         if not self._live.is_started:
             self._live.start()
         self._live.update(unshifted(self.draw(view), self.console), refresh=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Remove the screen; print the result and the privacy statement of run.json."""
+        """Remove the screen; print the last warnings that it showed, the result and the privacy statement of run.json."""
         self.close()
+        if earlier := len(self._warnings[:-WARNINGS]):
+            self.console.print(Text(f"! {counted(earlier, 'earlier warning')}: see the report", style="yellow"))
+        for warning in self._warnings[-WARNINGS:]:
+            self.console.print(Text(f"! {printable(warning)}", style="yellow"))
         print_summary(summary, console=self.console)
 
     def close(self) -> None:
@@ -161,7 +167,7 @@ class Screen:
         return Panel(Group(*parts), title=title, title_align="left", border_style="red" if view.insecure else "dim")
 
     def _progress(self, view: ProgressView) -> RenderableType:
-        elapsed = self._clock() - view.started if view.started is not None else None
+        elapsed = self._clock() - view.clock_zero if view.clock_zero is not None else None
         timing = f"{duration(elapsed)} elapsed" if elapsed is not None else "starting"
         if view.state == DEAD:
             timing = "dead: no process runs it"
@@ -274,7 +280,8 @@ def print_table(comparison: Comparison, console: Console | None = None) -> None:
         for row in part.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         _print_trimmed(wide, table)
-    console.print(Text(comparison.caption, style="dim"), soft_wrap=not console.is_terminal)
+    if comparison.caption:
+        console.print(Text(comparison.caption, style="dim"), soft_wrap=not console.is_terminal)
 
 
 def _has(run: Mapping[str, Any], key: str) -> bool:

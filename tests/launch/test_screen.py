@@ -91,6 +91,14 @@ def test_last_three_warnings_and_no_control_characters() -> None:
     assert "warning 1" not in screen
     assert "warning 4" in screen
     assert "\x1b" not in screen
+    console = plain()  # they stay when the screen goes
+    with Screen(console) as screen:
+        screen.update(view)
+        screen.finish(run_json())
+    said = text(console)
+    assert said.index("! 2 earlier warnings: see the report") < said.index("! warning 2") < said.index("! warning 4")
+    assert said.index("! warning 4") < said.index("71.2 %")
+    assert "! warning 1" not in said
 
 
 def test_many_workers_and_clusters_stay_small() -> None:
@@ -133,6 +141,13 @@ def test_a_run_has_run_since_the_earliest_of_its_lines(tmp_path: Path) -> None:
     assert tail.view().started == START + 2
     write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "time": START + 1}])
     assert tail.view().started == START + 1
+    # Resumed an hour after it was stopped, which was 20 s after its start: its screen then says 40 s, not an hour.
+    (folder / "run.json").write_text(json.dumps({"state": "running", "wall_s": 20.0}), encoding="utf-8")
+    os.utime(folder / "run.json", (START + 3600, START + 3600))
+    console = plain()
+    console.print(Screen(console, clock=lambda: START + 3620).draw(tail.view()))
+    assert tail.view().started == START + 1
+    assert "40.0 s elapsed" in text(console)
 
 
 def test_workers_that_leave_after_the_last_round_are_not_shown() -> None:
