@@ -88,7 +88,12 @@ def client_table(summaries: Sequence[ClientSummary]) -> Table:
         summaries: The clients.
     """
     columns = ["client", "name", "true cluster", "cluster", "training", "validation", "test", "accuracy", "epsilon"]
-    return Table("Clients", columns, [_row(one) for one in summaries]).without_empty_columns()
+    kinds = "training, validation and test" if any(one.validation_records for one in summaries) else "training and test"
+    said = [f"{kinds}: records"]
+    said += ["cluster: the server's"] if any(one.cluster is not None for one in summaries) else []
+    said += ["accuracy: on the test records"] if any(one.accuracy is not None for one in summaries) else []
+    said += ["epsilon: spent so far"] if any(one.epsilon_spent is not None for one in summaries) else []
+    return Table("Clients", columns, [_row(one) for one in summaries], "; ".join(said)).without_empty_columns()
 
 
 def _row(one: ClientSummary) -> list[str]:

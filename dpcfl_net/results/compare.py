@@ -149,8 +149,8 @@ def word(value: Any) -> str:
 
 
 def short_key(key: str) -> str:
-    """Return the last word of a dotted key; with the words before if one is the number of a client or group."""
-    *_, group, before, last = ["", "", *key.split(".")]
+    """Return the last word of a dotted key, the one before a `name`; with the words before if one is the number of a client or group."""
+    *_, group, before, last = ["", "", *key.removesuffix(".name").split(".")]
     if before.isdecimal():  # a field of one client
         return f"{group} {before} {last}"
     return f"{before} {last}" if last.isdecimal() else last

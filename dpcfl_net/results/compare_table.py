@@ -13,7 +13,7 @@ from dpcfl_net.core.csv_text import csv_text
 from dpcfl_net.results.compare import TERMS, Row, differing, dotted, rows, short_key, word
 from dpcfl_net.results.number_format import at_most
 from dpcfl_net.results.result import Result
-from dpcfl_net.results.round_times import first_reached, usual_target
+from dpcfl_net.results.round_times import TARGET_SHARE, first_reached, usual_target
 from dpcfl_net.results.tables import Table
 
 PRIVACY = (*TERMS, "epsilon_spent", "epsilon_replace_one")
@@ -28,6 +28,7 @@ CENTRAL = ("accuracy_central", "central %")  # only of runs with a central test 
 COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
 TIMES = ("target_accuracy", "rounds_to_target", "seconds_to_target")
 COSTS = (("bytes_up", "MB up", 1e-6), ("bytes_down", "MB down", 1e-6), ("seconds", "seconds", 1.0))  # of the whole run
+ROUNDS_TO = "rounds to "  # title of a column, before the accuracy
 SMALL = 1e5  # bytes below which a column is in kB: a decimal of a MB would show nothing
 FAIRNESS = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
 
@@ -60,6 +61,11 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
         odd = [any(result.folder in marked for result in row.results) for row in shown]
         columns += [("", ["NOT COMPARABLE" if one else "" for one in odd])]
     caption = "mean +- standard deviation over the runs of a row, which differ in their seed only"
+    if any(row.values("accuracy_p10") for row in shown):
+        caption += "; p10: 10th percentile of the clients"
+    if target is None and (goal := next((title for title, _ in columns if title.startswith(ROUNDS_TO)), "")):
+        share = f"{100 * TARGET_SHARE:.0f} %"
+        caption += f"; {goal.removeprefix(ROUNDS_TO)}: {share} of the worst run's best mean accuracy, rounded down"
     counted = [title for key, title in COUNTS if any(row.count(key)[1] for row in shown)]
     if counted:
         caption += f"; {', '.join(counted)}: in how many of the runs"
@@ -94,7 +100,7 @@ def _time_to_accuracy(shown: Sequence[Row], target: float | None) -> list[tuple[
     goal = f"{100 * target:g} %"
     return [
         # The round of a single run is a whole number, the mean of several is not.
-        (f"rounds to {goal}", [_reached([one.round for one in own], row, int(len(own) > 1)) for row, own in points]),
+        (f"{ROUNDS_TO}{goal}", [_reached([one.round for one in own], row, int(len(own) > 1)) for row, own in points]),
         (f"seconds to {goal}", [_reached([one.seconds for one in own], row, 1) for row, own in points]),
     ]
 

@@ -48,7 +48,7 @@ PARTICIPATION = {
     "secret coins": "secret: each client sends in every round, and only it knows if its vector is zero",
     "visible": "visible: the server names the participants of a sum",
 }
-NO_PROMISE = "no promise: its releases may decide when a run ends, and the promise, epsilon, holds for any end"
+NO_PROMISE = "no promise, since releases may decide when a run ends; epsilon holds for any end"
 LEDGERS = {
     "run": "this run only; other runs on the same data add to the total",
     "dataset": "all runs on this data in one record book together; runs without the book add to the total, and a record whose numbers have "

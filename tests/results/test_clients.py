@@ -69,6 +69,9 @@ def test_the_command_prints_the_names_and_refuses_changed_data(hospitals):
     folder, run = hospitals
     shown = command("clients", run.path)
     assert all(name in shown.stdout for name in HOSPITALS)
+    assert shown.stdout.endswith(
+        "\ntraining, validation and test: records; cluster: the server's; accuracy: on the test records; epsilon: spent so far\n"
+    )
     listed = json.loads(command("clients", run.path, "--json").stdout)
     assert [one["name"] for one in listed] == [one.name for one in run.clients()]
     other = folder / "other"

@@ -174,6 +174,14 @@ def test_the_table_has_a_column_for_each_share(tmp_path):
     assert [row[f"{share} %"] for share in ("mean", "minority", "worst", "p10")] == ["70.0", "68.0", "65.0", "66.0"]
 
 
+@pytest.mark.parametrize(
+    ("key", "short"),
+    [("model.name", "model"), ("local.lr", "lr"), ("name", "name"), ("privacy.epsilon_by_client.3", "epsilon_by_client 3")],
+)
+def test_a_setting_has_the_last_word_of_its_key_that_tells_what_it_is(key, short):
+    assert compare.short_key(key) == short
+
+
 def test_the_caption_says_that_no_epsilon_covers_fairness_also_where_one_row_has_it(tmp_path):
     folders = [write_result(tmp_path / name, name) for name in ("global", "oracle")]
     lines = (folders[1] / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -843,6 +851,8 @@ def test_time_to_accuracy_is_beside_the_rounds_to_it(tmp_path):
     usual, other = Comparison.of(runs).rows
     assert (usual["rounds to 61 %"], usual["seconds to 61 %"]) == ("3.0 +- 0.0", "6.0 +- 0.0")  # 95 % of 65 %
     assert (other["rounds to 61 %"], other["seconds to 61 %"]) == ("1", "10.0")
+    assert "; 61 %: 95 % of the worst run's best mean accuracy, rounded down" in Comparison.of(runs).table.caption
+    assert "rounded down" not in Comparison.of(runs, target=0.7).table.caption
     first, second = Comparison.of(runs, target=0.7).rows
     assert (first["rounds to 70 %"], first["seconds to 70 %"]) == ("3 (1/2)", "6.0 (1/2)")
     assert (second["rounds to 70 %"], second["seconds to 70 %"]) == ("2", "20.0")
