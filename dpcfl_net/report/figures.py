@@ -20,7 +20,7 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 CURVES = 40  # of epsilon; more are shown as quantiles
 LEAST_SAMPLED = 4  # clients of a kind, in a sample
 NO_MESSAGES = "all clients ran in one process, without messages"
-BARS = 150  # of one trace over rounds; more rounds are a line
+BARS, PAIRS = 150, 40  # of one trace, and of two beside each other, over rounds; more rounds are a line
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
 DASHES = ("solid", "dash", "dashdot", "longdash")
 # Lines of accuracy over all clients: name, key of the observer's lines, dash.
@@ -213,7 +213,7 @@ def traffic(view: RunView) -> Figure:
         return Figure("bytes", title, why=none)
     unit, scale = byte_unit(most)
     data = [
-        (_bars if len(rows) <= BARS else _curve)(
+        (_bars if len(rows) <= PAIRS else _curve)(
             name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit
         )
         for side, name, shade in ((0, "from clients (up)", "@c1"), (1, "to clients (down)", "@c0"))

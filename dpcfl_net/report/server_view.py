@@ -140,8 +140,8 @@ def _grouping(view: RunView) -> str:
     line = view.grouping[max(view.grouping)]
     counts = "/".join(str(whole(count)) for count in listed(mapping(line, "diagnostics"), "sizes"))
     first = view.first_round
-    sure = f", from a mixture with MSS {plain(first.mss, 3)} and MPO {tiny(first.mpo, 2)}" if first else ""
-    return f"Clients by cluster: {counts}{sure}.{membership(first) if first else ''}"
+    sure = f" Mixture of the first round: MSS {plain(first.mss, 3)}, MPO {tiny(first.mpo, 2)}." if first else ""
+    return f"Clients by cluster: {counts}.{sure}{membership(first) if first else ''}"
 
 
 def _records(view: RunView) -> str:

@@ -47,7 +47,7 @@ def accuracy_over_time(view: RunView) -> Figure:
     layout = {"xaxis": axis(unit, rangemode="tozero"), "yaxis": axis("accuracy, %")}
     caption = f"{_clock(view)}, from the start of round 1."
     if found is not None:
-        caption += f" Diamond: {TARGET_SHARE:.0%} of the best mean accuracy, rounded down, was reached.".replace("%", " %")
+        caption += f" Diamond: {100 * TARGET_SHARE:.0f} % of the best mean accuracy, rounded down, was reached."
         data.append({
             "type": "scatter", "mode": "markers", "name": f"{percent(target)} reached", "x": [found.seconds / scale],
             "y": [100 * found.accuracy], "marker": {"size": 12, "color": "@c1", "symbol": "diamond"},

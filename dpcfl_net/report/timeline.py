@@ -39,7 +39,7 @@ def timeline(view: RunView) -> Figure:
     span = f"Round {last}" if first == last else f"Rounds {first} to {last}"
     caption = f"{span}{part}. Seconds since the first of them began{', virtual time' if view.virtual else ''}."
     if any(span["what"] == "receive" for span in shown):
-        caption += " Blank at a client: it waits for the others."
+        caption += " Blank at a client: it waits for the others, or has ended."
     layout = {
         "xaxis": axis("seconds"),
         "barmode": "overlay",

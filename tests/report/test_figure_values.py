@@ -55,6 +55,12 @@ def test_bytes_of_both_sides_have_the_unit_of_the_largest(tmp_path: Path, most: 
     assert figure.spec["layout"]["yaxis"]["title"]["text"] == unit
 
 
+@pytest.mark.parametrize(("rounds", "kind"), [(40, "bar"), (41, "scatter")])
+def test_pairs_of_bars_that_a_phone_would_blend_are_lines(tmp_path: Path, rounds: int, kind: str) -> None:
+    lines: Lines = [{"view": "server", "round": t, "bytes_up": 5, "bytes_down": 9} for t in range(1, rounds + 1)]
+    assert {trace["type"] for trace in traces(figures.traffic(view_of(tmp_path / "run", lines))).values()} == {kind}
+
+
 def test_clients_with_different_epsilons_have_a_line_each_below_the_promised_one(tmp_path: Path) -> None:
     spent = [[2.0] * 20 + [2.04], [3.0] * 20 + [3.1]]
     lines = [{"view": "server", "round": t, "epsilon_spent_by_client": own} for t, own in enumerate(spent, start=1)]

@@ -681,7 +681,7 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
     assert "Mean " in observer
     assert "%" not in server
     assert rows[1][1] == "Only what the client's gate released."
-    assert rows[2][1] == "Clients by cluster: 6/3/6/6, from a mixture with MSS 31.4 and MPO 0."
+    assert rows[2][1] == "Clients by cluster: 6/3/6/6. Mixture of the first round: MSS 31.4, MPO 0."
     assert rows[-1][1:] == (
         "40 rounds answered, 4.1 s each; 1 answer missing.",
         "Workers' time: wait for a core 64 %, wait for others 27 %, compute 8 %, send 1 %.",
@@ -710,7 +710,7 @@ def test_a_server_without_clusters_has_none_in_its_view(finished: Path, sizes: l
     assert "The server does not cluster clients." in [row[1] for row in two_views(view)]
     assert "Clusters M" not in dict(key_figures(view))
     view.grouping[2]["diagnostics"] = {"sizes": [12.0, 9.0]}  # released counts, without clusters of clients
-    assert "Clients by cluster: 12/9, from a mixture" in " ".join(row[1] for row in two_views(view))
+    assert "Clients by cluster: 12/9. Mixture of" in " ".join(row[1] for row in two_views(view))
     assert "Clusters M" in dict(key_figures(view))
 
 
