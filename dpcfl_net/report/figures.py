@@ -11,7 +11,7 @@ from typing import Any
 
 from dpcfl_net.clustering.metrics import minority
 from dpcfl_net.results.number_format import counted, number
-from dpcfl_net.results.run_files import JsonLine, listed, numbers, whole
+from dpcfl_net.results.run_files import JsonLine, listed, mapping, numbers, whole
 from dpcfl_net.results.run_view import RunView, letter, sizes
 
 COLOURS = 8
@@ -193,12 +193,13 @@ def epsilon_spent(view: RunView) -> Figure:
             round_line(_who(sorted(who), single), rounds, list(curve), {"color": colour(index), "width": 2})
             for index, (curve, who) in enumerate(curves.items())
         ]
-    privacy = view.run.get("privacy")
-    promised = number(privacy.get("epsilon")) if isinstance(privacy, dict) else None
+    privacy = mapping(view.run, "privacy")
+    promised = number(privacy.get("epsilon"))
     if promised is not None:
         ends = [1, max(rounds[-1], view.rounds or 0)]  # a short run has epsilon of its last round only
         style = {"color": "@ink", "width": 1.5, "dash": "dash"}
-        data.append({**round_line("promised", ends, [promised, promised], style), "mode": "lines"})
+        name = "promised, the largest" if "epsilon_by_client" in privacy else "promised"
+        data.append({**round_line(name, ends, [promised, promised], style), "mode": "lines"})
     layout = {"xaxis": axis("round"), "yaxis": axis("epsilon", rangemode="tozero"), "showlegend": len(data) <= 10}
     return Figure("epsilon", title, caption, spec(data, 300, **layout))
 

@@ -60,6 +60,8 @@ def privacy_facts(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     if epsilon is None or privacy.get("insecure"):
         return []
     promise = f"epsilon {at_most(epsilon)} at delta {at_most(privacy.get('delta'))}"
+    if targets := mapping(privacy, "epsilon_by_client"):
+        promise += f", the largest of the clients' own ({at_most(targets.get('min'))} to {at_most(targets.get('max'))})"
     if spent is not None:
         promise += (
             ", all of it spent" if at_most(spent, 3) == at_most(epsilon, 3) else f", of which {at_most(spent, 3)} is spent"

@@ -70,6 +70,11 @@ def test_clients_with_different_epsilons_have_a_line_each_below_the_promised_one
     assert found["clients 0, 1, 2, 3, 4, 5, ..."]["y"] == [2.0, 3.0]
     assert found["client 20"]["y"] == [2.04, 3.1]
     assert (found["promised"]["x"], found["promised"]["y"]) == ([1, 40], [5, 5])
+    view.run["privacy"]["epsilon_by_client"] = {"min": 3.2, "max": 5}
+    assert "promised, the largest" in traces(figures.epsilon_spent(view))
+    promise = dict(privacy_facts(view.run["privacy"]))["Promise"]
+    assert promise.startswith("epsilon 5 at delta 0.0001, the largest of the clients' own (3.2 to 5), ")
+    del view.run["privacy"]["epsilon_by_client"]
     view.spent = {40: spent[1]}  # a short run has epsilon at its end only
     assert traces(figures.epsilon_spent(view))["promised"]["x"] == [1, 40]
 
