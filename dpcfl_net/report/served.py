@@ -62,13 +62,18 @@ def progress(shown: Overview) -> str:
 
 
 def epsilon(shown: Overview) -> str:
-    """Format epsilon spent of the promised one: `2.31 of 5`, `at most 5` before the first count, `inf`; a dash if none is stated."""
+    """Format epsilon spent of the promised one: `2.31 of 5`, with the round that it is counted to if later ones have ended.
+
+    Before the first count `at most 5`, without a finite one `inf`; a dash if none is stated.
+    """
     if not shown.stated:
         return "–"
     if number(shown.epsilon) is None:
         return "inf"
     promised, spent = at_most(shown.epsilon, 3), at_most(shown.spent, 3)
     said = f"at most {promised}" if shown.spent is None else f"{spent} of {promised}"
+    if shown.spent_round is not None and shown.spent_round < shown.done:
+        said += f" after round {shown.spent_round}"
     return f"{said} (insecure)" if shown.insecure else said
 
 

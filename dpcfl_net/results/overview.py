@@ -34,6 +34,7 @@ class Overview:
         stated: True if the run states an epsilon, finite or not.
         insecure: True if the stated epsilon does not hold.
         spent: Largest epsilon that a client has spent so far; None if not written yet, or not finite.
+        spent_round: Last round whose charges `spent` is sure to count; None: all of them, or not written yet.
         mean: Mean accuracy after the last evaluated round, 0 to 1.
         worst: Accuracy of the worst client.
         minority: Accuracy of the minority cluster.
@@ -49,6 +50,7 @@ class Overview:
     stated: bool = False
     insecure: bool = False
     spent: float | None = None
+    spent_round: int | None = None
     mean: float | None = None
     worst: float | None = None
     minority: float | None = None
@@ -107,7 +109,7 @@ class RunTail:
         state = actual_state(self._folder, run or prepared)
         if state != FINISHED or not final:
             self._read_metrics()
-        spent = [largest(numbers(self._spent, "epsilon_spent_by_client")), number(privacy.get("epsilon_spent"))]
+        spent, spent_round = self._spent_so_far(run, state)
         earlier = {} if state == FINISHED and final else self._observed
         said = {**earlier, **{key: value for key, value in final.items() if value is not None}}
         return Overview(
@@ -119,7 +121,8 @@ class RunTail:
             epsilon=number(privacy.get("epsilon")),
             stated="epsilon" in privacy,
             insecure=bool(privacy.get("insecure")),
-            spent=max((value for value in spent if value is not None), default=None),
+            spent=spent,
+            spent_round=spent_round,
             mean=number(said.get("accuracy_mean")),
             worst=number(said.get("accuracy_worst")),
             minority=number(said.get("accuracy_minority")),
@@ -131,6 +134,14 @@ class RunTail:
         config = self._read_config()
         found = {**dotted(config), "seed": config.get("seed")}
         return {key: word(value) for key, value in found.items() if value is not None}
+
+    def _spent_so_far(self, run: JsonLine, state: str) -> tuple[float | None, int | None]:
+        """Largest epsilon spent, and the last round that it counts: lines of epsilon are rarer than rounds."""
+        counted = largest(numbers(self._spent, "epsilon_spent_by_client"))
+        stated = number(mapping(run, "privacy").get("epsilon_spent"))
+        if counted is not None and (stated is None or counted > stated):
+            return counted, whole(self._spent.get("round"))
+        return stated, whole(run.get("rounds_done")) if state == RUNNING and stated is not None else None
 
     def _read_config(self) -> JsonLine:
         """Read config.yaml, once: it is written before a run starts, and YAML takes milliseconds."""

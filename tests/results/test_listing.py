@@ -64,12 +64,19 @@ def test_key_figures_of_a_growing_run(tmp_path: Path) -> None:
         write_round(folder, 2, 6)
         two = tail.read()
     assert (one.done, one.total, one.spent, two.done) == (1, 6, 2.25, 2)
+    assert (epsilon(one), epsilon(two)) == (
+        "2.25 of 5",
+        "2.25 of 5 after round 1",
+    )  # epsilon is counted more rarely than rounds end
     assert one.mean is not None
     assert two.mean > one.mean
     assert one.started == two.started == pytest.approx(1_760_000_000 + 5.1, abs=0.1)
     assert RunTail(folder).read().state == "interrupted"
     (folder / "run.json").write_text(json.dumps(run_json()))
-    assert tail.read().spent == 4.98  # the last count of the lines is not that of the last round
+    assert (tail.read().spent, tail.read().spent_round) == (
+        4.98,
+        None,
+    )  # the last count of the lines is not that of the last round
     (folder / "run.json").unlink()
     (folder / "metrics.jsonl").write_bytes(b"")  # another run took the place
     assert tail.read().mean is None
