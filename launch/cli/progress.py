@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -214,21 +215,30 @@ class ProgressTail:
             self._started = min([*times, *([self._started] if self._started is not None else [])])
         if any(line.get("view") == "server" for line in metrics):
             self._pause = "", 0.0
+        self._warn(metrics, clusters)
+
+    def _warn(self, metrics: list[JsonLine], clusters: list[JsonLine]) -> None:
+        """Add the warnings of new lines of several files in the order of their times."""
+        found: list[tuple[float, str]] = []
         for line in metrics:
+            time_, at = number(line.get("time")) or 0.0, line.get("round")
             if line.get("view") == "server" and (missing := listed(line, "missing")):
-                self._workers.miss(missing, number(line.get("time")) or 0.0)
-                self._warnings.append(f"round {line.get('round')}: no answer from client {_named(missing)}")
+                self._workers.miss(missing, time_)
+                found.append((time_, f"round {at}: no answer from client {_named(missing)}"))
             if line.get("view") == "server" and (late := listed(line, "late")):
                 what = "answer to an earlier round, set aside"
-                self._warnings.append(f"round {line.get('round')}: late {what}, from client {_named(late)}")
-        self._warnings += [text for line in clusters if (text := _aborted(line))]
+                found.append((time_, f"round {at}: late {what}, from client {_named(late)}"))
+        ends = {whole(line.get("round")): number(line.get("time")) or 0.0 for line in metrics if line.get("view") == "server"}
+        found += [(ends.get(whole(line.get("round")), math.inf), text) for line in clusters if (text := _aborted(line))]
         # Other warnings of the coordinator are in its log; those of the launcher are about lost and restarted workers.
         for line in self._tails["warnings"].new():
+            time_ = number(line.get("time")) or 0.0
             if line.get("view") in ("launcher", "pause"):
-                self._warnings.append(str(line.get("text")))
+                found.append((time_, str(line.get("text"))))
             if line.get("view") == "pause":
-                seconds, at = number(line.get("seconds")) or 0.0, number(line.get("time")) or 0.0
-                self._pause = str(line.get("text")), at + seconds + PAUSE_SLACK_S if seconds else 0.0
+                seconds = number(line.get("seconds")) or 0.0
+                self._pause = str(line.get("text")), time_ + seconds + PAUSE_SLACK_S if seconds else 0.0
+        self._warnings += [text for _, text in sorted(found, key=lambda pair: pair[0])]
 
     def _mapping(self, path: Path) -> JsonLine:
         try:

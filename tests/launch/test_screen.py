@@ -572,6 +572,11 @@ def test_late_answers_are_named(tmp_path: Path) -> None:
     tail = run_some(tmp_path / "run", 2)
     write_lines(tmp_path / "run" / "metrics.jsonl", [{"view": "server", "round": 3, "time": START, "missing": [], "late": [5]}])
     assert tail.view().warnings == ["round 3: late answer to an earlier round, set aside, from client 5"]
+    lines = [{"view": "launcher", "time": START - at, "text": f"{at} s before"} for at in (2, 1)]
+    write_lines(tmp_path / "run" / "warnings.jsonl", [*lines, {"view": "launcher", "time": START + 1, "text": "after"}])
+    first, second, *others = ProgressTail(tmp_path / "run").view().warnings  # read together: in the order of their times
+    assert (first, second, others[-1]) == ("2 s before", "1 s before", "after")
+    assert len(others) == 2
 
 
 def table_lines(table: Table, console: Console) -> list[str]:
