@@ -181,7 +181,11 @@ def assignments(view: RunView) -> Figure:
         ticktext=names[::every],
     )
     blank = " Blank: the client has not joined yet, so it has none." if None in found else ""
-    colours = "A cluster has the colour of the true cluster with which it shares most clients." if true else ""
+    colours = (
+        "One colour: a cluster and a true cluster, matched one to one by the clients that they share over all rounds."
+        if true
+        else ""
+    )
     caption = f"{_phases(view, rounds)}{colours}{part}{blank}".strip()
     return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
 
