@@ -53,7 +53,7 @@ def write_report(folder: Path | str, alone: Path | str | None = None) -> Path:
 def run_figures(view: RunView, alone: Mapping[int, float] | None = None) -> dict[str, list[Figure]]:
     """Build the figures of a run by section of its page; those without data say why."""
     return {
-        "Accuracy": [
+        "Accuracy and epsilon": [
             figures.accuracy(view),
             accuracy_by_client(view, alone),
             accuracy_of_clients_by_round(view),

@@ -17,8 +17,9 @@ from dpcfl_net.core.run_folder import RunFolder, SweepFolder, no_run
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch.cli.progress import ENDED, ProgressTail, ProgressView
 from dpcfl_net.launch.cli.screen import PlainLines, Screen, open_screen
+from dpcfl_net.launch.cli.steps import printable
 from dpcfl_net.results import summary
-from dpcfl_net.results.run_files import report_command, resume_command
+from dpcfl_net.results.run_files import read_mapping, report_command, resume_command
 from dpcfl_net.results.run_view import is_run
 
 if TYPE_CHECKING:
@@ -228,6 +229,9 @@ def _report_end(folder: Path, found: Look, console: Console) -> int:
         said = f"{folder} has no launcher; {after} nothing is left to do; write its report with: {report_command(folder)}"
         code = FINISHED
     else:
+        error = read_mapping(RunFolder(folder).run, []).get("error")
+        if view.state == "failed" and error:
+            console.print(Text(f"failed: {printable(error)}"), soft_wrap=True)
         lock = RunFolder(folder).lock
         state = f"dead: run.json says 'running', and no process holds {lock}" if found.dead else view.state
         resume = resume_command(folder)

@@ -101,6 +101,11 @@ def test_a_run_that_stopped_says_how_to_resume_it(tmp_path: Path, state: str) ->
     code, text, _ = follow(folder)
     assert code == 4
     assert f"stopped after round 1 of 9, {state}; resume with: dpcfl run --resume {folder}" in text
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(
+        json.dumps({**run, "error": "client 5 ended"})
+    )  # of an interrupted run: of an earlier attempt
+    assert ("failed: client 5 ended" in follow(folder)[1]) == (state == "failed")
     (folder / "placement.json").write_text("{}")
     assert f"dpcfl launch --resume {folder} --on ..." in follow(folder)[1]
 
