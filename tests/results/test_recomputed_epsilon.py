@@ -67,7 +67,8 @@ def test_a_signed_plan_that_costs_more_than_the_target_is_noticed(with_epsilon: 
 
 def test_charges_of_a_trusted_server_that_cost_more_than_the_target_are_noticed(tmp_path: Path) -> None:
     folder = dpcfl.run(TRUSTED, tmp_path, "in-process", progress=False).path
-    assert recomputed(folder).detail.startswith("charged 7.9"), "the clients' ledgers hold raw releases only"
+    before = recomputed(folder)
+    assert (before.holds, before.detail[:11]) == (True, "charged 7.9"), "the clients' ledgers hold raw releases only"
     rewriting.rewrite_ledger(folder, "curator", one_more_charge, counter=True)
     found, beyond = recomputed(folder), recomputed(folder, "ledgers hold nothing beyond the plan")
     assert (found.holds, float(found.detail.split(", ")[0].split()[-1]) > 8) == (False, True), found.detail
@@ -83,6 +84,22 @@ def test_charges_of_a_trusted_server_that_cost_more_than_the_target_are_noticed(
         gone = recomputed(folder, whole)
         assert gone.holds is False
         assert gone.detail.startswith(f"the trusted server: no ledger in {folder}/ledgers/curator: it never started")
+
+
+def test_what_participations_cost_is_the_largest_of_all_clients(tmp_path: Path) -> None:
+    asynchronous = {"name": "dp-fedavg", "asynchronous": {"buffer": 2, "participations": 2}}
+    folder = dpcfl.run({**TRUSTED, "algorithm": asynchronous}, tmp_path, "in-process", progress=False).path
+    once = recomputed(folder)
+    assert (once.holds, once.detail[:11]) == (True, "charged 4.9"), "each client took part once"
+
+    def again(lines: list[dict[str, Any]]) -> None:
+        slot = "participation of client 3"
+        more = {"round": 3, "id": "0" * 64, "slots": [slot], "events": lines[-1]["events"][:1]}
+        lines.append({**lines[-1], **more, "spent": {**lines[-1]["spent"], slot: 2}})
+
+    rewriting.rewrite_ledger(folder, "curator", again, counter=True)
+    twice = recomputed(folder)
+    assert (twice.holds, twice.detail.startswith("charged 7.99954, whole plan 7.99954, ")) == (True, True), twice.detail
 
 
 @pytest.mark.parametrize("own", [{"adjacency": "replace-one"}, {"accountant": "rdp"}], ids=["adjacency", "accountant"])
