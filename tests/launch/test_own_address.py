@@ -14,6 +14,7 @@ from dpcfl_net.launch.placement.ssh import HostsFile, own_address
 TOWARDS = {"localhost": "127.0.0.1", "vm": "127.0.0.1", "far": "10.0.0.5", "farther": "192.168.0.5"}
 
 SSH = """#!/bin/sh
+[ "$1" = -G ] || exit 1
 for name; do :; done
 [ "$name" != alias ] || name=far
 [ "$2 $3 $name" != "-F own mine" ] || name=farther

@@ -572,6 +572,8 @@ def test_unequal_numbers_of_trials_are_refused(search, trials, sentence):
         (NAMES, GRID, {"score": "loss"}, "score is 'loss': must be accuracy_mean"),
         (NAMES, GRID, {"search": "guess"}, "search is 'guess': must be grid, random or optuna"),
         (NAMES, GRID, {"validation": 1.0}, "validation is 1.0: must be above 0"),
+        (NAMES, GRID, {"validation": 0.0}, "validation is 0.0: must be above 0"),
+        (NAMES, GRID, {"search_seed": -1}, "search_seed is -1: must be at least 0"),
         (NAMES, GRID, {"seeds": (1, 1)}, "seeds has a seed twice"),
     ],
 )
@@ -579,6 +581,22 @@ def test_a_study_that_cannot_run_is_a_sentence(algorithms, grid, options, senten
     with pytest.raises(ConfigError, match=sentence):
         Study.of(SMALL, {}, algorithms, grid, TuneOptions(**options), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_validation_records_are_set_aside_as_the_options_or_the_configuration_say(tmp_path):
+    def planned(options: TuneOptions, *overrides: str) -> float | None:
+        return Study.of(SMALL, overrides, NAMES, GRID, options, tmp_path).options.validation
+
+    own, again = "data.validation=0.3", TuneOptions(validation=0.3)
+    assert [planned(TuneOptions()), planned(again), planned(TuneOptions(), own), planned(again, own)] == [0.2, 0.3, 0.3, 0.3]
+    with pytest.raises(
+        ConfigError, match=r"^validation is 0\.4: data\.validation of the configuration is 0\.3, give one of the two$"
+    ):
+        planned(TuneOptions(validation=0.4), own)
+    with pytest.raises(
+        ConfigError, match=r"^data\.evaluate is 'validation': must be test; `dpcfl tune` sets it for its trials$"
+    ):
+        planned(TuneOptions(), own, "data.evaluate=validation")
 
 
 def test_an_axis_replaces_the_local_values_of_an_own_algorithm(tmp_path, monkeypatch):
@@ -590,6 +608,10 @@ def test_an_axis_replaces_the_local_values_of_an_own_algorithm(tmp_path, monkeyp
     document = {**SMALL, "algorithms": {name: {"local": {"lr": 0.7}}}}
     study = Study.of(document, {}, [name], GRID, TuneOptions(), tmp_path)
     assert [study.trial_config(study.tuned[0].space, index, 0).local.lr for index in range(2)] == [0.001, 0.5]
+    with (tmp_path / "own_tuned.py").open("a") as module:
+        module.write("# edited\n")
+    with pytest.raises(ConfigError, match=r"own_tuned.* changed"):  # processes of the runs would import other code
+        Study.of(document, {}, [name], GRID, TuneOptions(), tmp_path)
 
 
 def test_a_change_that_the_section_of_one_algorithm_outweighs_is_refused(tmp_path):
