@@ -287,7 +287,7 @@ class Recorded:
 
     def reports(self):
         yield AgentHello(version=__version__, host="h", cores=1, memory=1, gpus=[]).line()
-        yield PublicKeys(keys={3: "k"}, identities={}).line()
+        yield PublicKeys(keys={3: "k", 4: "k"}, identities={}).line()
 
     def failure(self):
         return "the connection was lost"
@@ -307,7 +307,7 @@ def test_the_counters_are_those_at_the_time_of_each_connection(ledger, copy):
         return connections[-1]
 
     agent = HostAgent(Host("a", connect))
-    agent.keys, agent.ledgers = {3: "k"}, copy.parent
+    agent.keys, agent.ledgers = {3: "k", 4: "k"}, copy.parent  # of client 4 no line was copied yet
     agent.set_job(JOB)
     for number in (3, 4):
         before = copied_counter(copy)

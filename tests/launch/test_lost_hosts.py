@@ -35,15 +35,18 @@ from dpcfl_net.launch.placement.remote import Host, HostAgent
 
 
 class Connection:
-    """A connection to an agent that answers and starts nothing."""
+    """A connection to an agent that answers, if the test lets it, and starts nothing."""
 
     def __init__(self):
-        self.sent, self.ends = [], threading.Event()
+        self.sent, self.ends, self.opened, self.answers = [], threading.Event(), threading.Event(), threading.Event()
+        self.answers.set()
 
     def send(self, data):
         self.sent.append(read_command(data.rstrip()))
 
     def reports(self):
+        self.opened.set()
+        self.answers.wait(120)
         yield AgentHello(version=__version__, host="far", cores=1, memory=1, gpus=[]).line().rstrip()
         self.ends.wait(120)
 
@@ -98,17 +101,22 @@ def test_a_lost_host_is_told_its_clients_and_its_job_before_it_starts_a_worker(t
     connections = [Connection(), Connection()]
     left = iter(connections)
     agent = HostAgent(Host("far", lambda: next(left)))
-    agent.keys = {3: "k", 4: "k"}
+    agent.keys = agent.identities = {3: "k", 4: "k"}
+    agent.aggregator = 1
     agent.open()
     agent.wait_for(agent.has_answered, 60)
     agent.set_job(job)
     connections[0].ends.set()
     agent.join(60)
+    connections[1].answers.clear()
     handle = agent.start(ClientRange(range(3, 5), group=True), tmp_path / "log")
+    connections[1].opened.wait(60)
     handle.send_command("start 3")
+    assert connections[1].sent == [], "before it has answered"
+    connections[1].answers.set()
     until(lambda: len(connections[1].sent) == 4)
     assert connections[1].sent == [
-        PrepareKeys(clients=[3, 4], existing=True),
+        PrepareKeys(clients=[3, 4], existing=True, identities=True, aggregator=1),
         job,
         StartWorker(first=3, count=2, group=True),
         GroupCommand(first=3, word="start 3"),

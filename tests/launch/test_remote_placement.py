@@ -141,12 +141,13 @@ def test_an_agent_is_reached_by_ssh_or_by_another_command_with_the_interpreter_o
 def test_the_gpus_of_a_host_are_in_its_hosts_file_and_need_settings_that_use_them(tmp_path):
     entries = [{"name": "a", "address": "a", "gpus": ["GPU-1", "MIG-2"]}, {"name": "b", "address": "b"}]
     a, b = HostsFile.model_validate({"hosts": entries}).make_hosts("run", tmp_path, cpu=False)
-    common = configuration.load("quickstart").runtime
-    assert (a.runtime(common).gpus, b.runtime(common)) == (["GPU-1", "MIG-2"], common)
+    auto, cuda, cpu = (configuration.load("quickstart", [f"runtime.device={name}"]).runtime for name in ("auto", "cuda", "cpu"))
+    assert a.runtime(auto).gpus == a.runtime(cuda).gpus == ["GPU-1", "MIG-2"]
+    assert (b.runtime(auto), b.runtime(cpu)) == (auto, cpu)
     with pytest.raises(
         ConfigError, match=r"gpus of host a is \['GPU-1', 'MIG-2'\]: runtime.device must be cuda or auto with it"
     ):
-        a.runtime(configuration.load("quickstart", ["runtime.device=cpu"]).runtime)
+        a.runtime(cpu)
 
 
 @pytest.mark.parametrize(
