@@ -98,7 +98,7 @@ def test_a_host_whose_previous_agent_still_holds_the_folder_is_tried_again(tmp_p
 
 def test_a_lost_host_is_told_its_clients_and_its_job_before_it_starts_a_worker(tmp_path):
     job = SetJob(files={}, operator_key="k", connect="", observer="", runtime=RuntimeSettings(), data_root=None, firsts=[3])
-    connections = [Connection(), Connection()]
+    connections = [Connection() for _ in range(3)]
     left = iter(connections)
     agent = HostAgent(Host("far", lambda: next(left)))
     agent.keys = agent.identities = {3: "k", 4: "k"}
@@ -121,9 +121,13 @@ def test_a_lost_host_is_told_its_clients_and_its_job_before_it_starts_a_worker(t
         StartWorker(first=3, count=2, group=True),
         GroupCommand(first=3, word="start 3"),
     ]
+    other = agent.start(ClientRange(range(5, 6)), tmp_path / "log of another")
+    until(lambda: connections[1].sent[4:] == [StartWorker(first=5, count=1, group=False)])
+    assert not connections[2].opened.is_set()
     agent.hang_up()
     agent.join(60)
-    handle.close()
+    for one in (handle, other):
+        one.close()
 
 
 @pytest.mark.parametrize(
