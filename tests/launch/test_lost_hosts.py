@@ -60,11 +60,22 @@ class Connection:
         self.ends.set()
 
 
+def connecting(*answers: Connection | Exception) -> Callable[[], Connection]:
+    """Connects with each answer in turn, or raises it."""
+    left = iter(answers)
+
+    def connect() -> Connection:
+        if isinstance(answer := next(left), Exception):
+            raise answer
+        return answer
+
+    return connect
+
+
 def test_a_worker_that_starts_while_its_host_is_lost_runs_once_and_is_known(tmp_path, monkeypatch):
     """It counted as ended, was started all the same after the reconnection, and a second time as a restart."""
     connections = [Connection(), Connection()]
-    left = iter(connections)
-    agent = HostAgent(Host("far", lambda: next(left)))
+    agent = HostAgent(Host("far", connecting(*connections)))
     agent.open()
     agent.wait_for(agent.has_answered, 60)
 
@@ -96,11 +107,12 @@ def test_a_host_whose_previous_agent_still_holds_the_folder_is_tried_again(tmp_p
     assert isinstance(reports_of(tmp_path, again)[-1], PublicKeys)
 
 
-def test_a_lost_host_is_told_its_clients_and_its_job_before_it_starts_a_worker(tmp_path):
+def test_a_lost_host_is_told_its_clients_and_its_job_before_it_starts_a_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "RETRY_S", 0.01)
     job = SetJob(files={}, operator_key="k", connect="", observer="", runtime=RuntimeSettings(), data_root=None, firsts=[3])
     connections = [Connection() for _ in range(3)]
-    left = iter(connections)
-    agent = HostAgent(Host("far", lambda: next(left)))
+    gone = ConnectionRefusedError(111, "connection refused")  # at the first try to reach it again
+    agent = HostAgent(Host("far", connecting(connections[0], gone, *connections[1:])))
     agent.keys = agent.identities = {3: "k", 4: "k"}
     agent.aggregator = 1
     agent.open()
@@ -143,14 +155,7 @@ def test_a_host_that_cannot_be_reached_again_ends_its_workers_with_the_reason_an
     """A command that was kept for it would start a worker whose end has been told."""
     monkeypatch.setattr(remote, "RECONNECT_S", 0.0)
     later = Connection()
-    answers = iter([error, later])
-
-    def connect():
-        if isinstance(answer := next(answers), Exception):
-            raise answer
-        return answer
-
-    agent = HostAgent(Host("far", connect))
+    agent = HostAgent(Host("far", connecting(error, later)))
     lost = agent.start(ClientRange(range(3, 4)), tmp_path / "lost.log")
     assert lost.wait(60) == LOST
     assert lost.log_path.read_text() == f"{said}\n"
