@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, SMALL, assert_nothing_left, only_run
+from own_modules import own_modules
 from simulate import simulate
 from torch import nn
 
@@ -64,9 +65,7 @@ def load(root):
 def module(tmp_path, monkeypatch):
     """Writes modules into a folder of their own, which is the current one; forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = set(sys.modules)
     own._content.cache_clear()
 
     def write(name: str, text: str) -> None:
@@ -74,10 +73,8 @@ def module(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
-    yield write
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    with own_modules(tmp_path):
+        yield write
     own._content.cache_clear()
 
 

@@ -6,11 +6,13 @@ import ast
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from doc_checks import problem
 from doc_commands import Command, commands, parse, program, shell_blocks
+from own_modules import own_modules
 from pages import ROOT, Block, blocks, pages, tokens
 
 REASONS = {
@@ -33,6 +35,14 @@ def folder_of(page: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def modules(tmp_path: Path) -> Iterator[None]:
+    """Forget the modules of a page afterwards: those of the next page may have the same names."""
+    with own_modules(tmp_path):
+        yield
+
+
+@pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS}), ids=lambda page: str(page.relative_to(ROOT)))
 def test_programs_accept_the_commands_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     here = folder_of(page, tmp_path / "reader")
