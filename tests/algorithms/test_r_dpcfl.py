@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -212,6 +213,14 @@ def test_each_client_gets_the_model_of_its_own_draw(protocol):
     _, _, tasks = fed.calls[2]
     for client, tensors in tasks.items():
         assert (tensors["model"] == states[1].models[states[2].assignment[client]]).all()
+
+
+@pytest.mark.parametrize(("step", "mechanism"), [("select_and_train", "select"), ("argmin_and_train", "lowest_loss")])
+def test_a_client_trains_the_model_that_it_chose(protocol, step, mechanism):
+    models = np.repeat(np.arange(4, dtype=np.float32)[:, None], protocol.model.parameters, axis=1)
+    me = SimpleNamespace(**{mechanism: lambda slot, models: 2}, dpsgd=lambda slot, model: 3 * model + 1)
+    release = getattr(algorithm_of(protocol), step)(me, models).tensors
+    assert (int(release["choice"]), {*release["update"].tolist()}) == (2, {5.0})  # from 2 to 7
 
 
 @pytest.mark.parametrize("choice", [-1, 4, 2**62, -(2**63)])
