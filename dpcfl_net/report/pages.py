@@ -35,7 +35,7 @@ def write_page(
     tables: Sequence[Table] = (),
     alerts: Sequence[str] = (),
 ) -> Path:
-    """Write a page: paragraphs, alerts, figures, tables.
+    """Write a page: alerts, paragraphs, figures, tables.
 
     Args:
         path: The page.
@@ -67,7 +67,7 @@ def study(
     alerts: Sequence[str] = (),
     served: Served | None = None,
 ) -> str:
-    """Render a page: paragraphs, alerts, figures, tables.
+    """Render a page: alerts, paragraphs, figures, tables.
 
     Args:
         title: Heading.

@@ -758,6 +758,7 @@ def test_a_page_is_loud_about_runs_that_do_not_compare(tmp_path):
     assert "Not comparable: open: epsilon is inf, elsewhere 5." in text
     assert "open: Unprotected: this run has no finite epsilon." in text
     assert "NOT COMPARABLE" in text
+    assert text.index("</h1>") < text.index('role="alert"') < text.index('<p class="muted">')  # above all details
 
 
 def test_an_unprotected_run_is_not_drawn_as_if_it_kept_its_epsilon(tmp_path):
