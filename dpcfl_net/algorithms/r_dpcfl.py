@@ -218,9 +218,11 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
             models = models + (weights.T @ stacked).astype(np.float32)
         shown = {"phase": "first", "MSS": float(fit.mss), "uncorrected MSS": float(fit.mss_plain), "MPO": float(fit.mpo)}
         shown |= membership(fit, [*updates])
-        arrays = {name: np.asarray(getattr(fit, name)) for name in FIRST_ROUND_ARRAYS}
+        arrays = {"clients": np.array([*updates])} | {name: np.asarray(getattr(fit, name)) for name in FIRST_ROUND_ARRAYS}
         memory = {"posteriors": posteriors, "soft_until": soft_until}
-        return State(models, [int(row.argmax()) for row in posteriors], memory, {**shown, "first_round": arrays})
+        return State(
+            models, [int(row.argmax()) for row in posteriors], memory, shown | ({"first_round": arrays} if updates else {})
+        )
 
     def fit(self, updates: np.ndarray, clients: Sequence[int], fed: Federation) -> mixture.MixtureFit:
         """Fit the mixture to the updates of the clients that answered, (n, p) float32: lines 9-11. M is chosen if not set.

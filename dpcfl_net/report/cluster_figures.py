@@ -44,14 +44,14 @@ def first_round(view: RunView) -> Figure:
     if first is None:
         return Figure("first-round", title, why="this run clusters no first-round updates, or they were not kept")
     groups, true = group_colours(view), view.true_clusters
-    known = len(true) == len(first.labels)
+    known = max(first.clients, default=0) < len(true)
     shades = colour_indices(view) if known else groups
-    kinds = true if known else first.labels
+    kinds = [true[client] for client in first.clients] if known else first.labels
     drawn = sample(range(len(kinds)), kinds, POINTS) if len(kinds) > POINTS else range(len(kinds))
     data = []
     for kind in sorted(set(kinds)):
         name = f"true {true_name(view, kind)}" if known else f"cluster {kind}"
-        data.append(_updates(first, name, [client for client in drawn if kinds[client] == kind], shades[kind]))
+        data.append(_updates(first, name, [row for row in drawn if kinds[row] == kind], shades[kind]))
     circles = [
         (centre, deviation, colour(groups.get(group, group)))
         for group, (centre, deviation) in enumerate(zip(first.centres, first.deviations, strict=False))
@@ -72,16 +72,16 @@ def first_round(view: RunView) -> Figure:
     return Figure("first-round", title, caption, {**spec(data, 440, **layout), "aspect": 0.95})
 
 
-def _updates(first: FirstRound, name: str, clients: Sequence[int], shade: int) -> dict[str, Any]:
-    """Points of the updates of some clients, in the colour and with the symbol of an index."""
-    points = [first.coordinates[client] for client in clients]
+def _updates(first: FirstRound, name: str, rows: Sequence[int], shade: int) -> dict[str, Any]:
+    """Points of some updates, in the colour and with the symbol of an index."""
+    points = [first.coordinates[row] for row in rows]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": name,
         "x": [point[0] for point in points],
         "y": [point[1] for point in points],
-        "text": [_point(first, client) for client in clients],
+        "text": [_point(first, row) for row in rows],
         "hoverinfo": "text",
         "marker": {"size": 10, "color": colour(shade), "symbol": symbol(shade), "line": {"color": "@surface", "width": 1}},
     }
@@ -240,9 +240,9 @@ def _sampled(drawn: int, clients: int) -> str:
     return f" ({drawn:,} of {clients:,} clients, evenly)" if drawn < clients else ""
 
 
-def _point(first: FirstRound, client: int) -> str:
-    sure = max(first.posteriors[client], default=math.nan)
-    return f"client {client}: cluster {first.labels[client]}, posterior {sure:.2g}"
+def _point(first: FirstRound, row: int) -> str:
+    sure = max(first.posteriors[row], default=math.nan)
+    return f"client {first.clients[row]}: cluster {first.labels[row]}, posterior {sure:.2g}"
 
 
 def _ranges(first: FirstRound, circles: list[tuple[list[float], float, str]]) -> tuple[list[float], list[float]]:

@@ -68,9 +68,11 @@ def group_colours(view: RunView) -> dict[int, int]:
     true, taken = view.true_clusters, colour_indices(view)
     shared: Counter[tuple[int, int]] = Counter()
     groups: set[int] = set()
-    seen = [listed(line, "assignment") for line in view.grouping.values()]
-    for assignment in [*seen, view.first_round.labels] if view.first_round else seen:
-        found = [whole(group) for group in assignment]
+    seen = [[whole(group) for group in listed(line, "assignment")] for line in view.grouping.values()]
+    if view.first_round is not None:
+        labels: dict[int, int | None] = dict(zip(view.first_round.clients, view.first_round.labels, strict=True))
+        seen.append([labels.get(client) for client in range(len(true) or max(labels, default=-1) + 1)])
+    for found in seen:
         groups |= {group for group in found if group is not None}
         for (group, cluster), count in Counter(zip(found, true, strict=False)).items():
             if group is not None:

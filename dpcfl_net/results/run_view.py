@@ -26,6 +26,7 @@ class FirstRound:
     """Clustering of the first round's updates, in their first two principal components.
 
     Attributes:
+        clients: (n,), client of each update: those that answered.
         coordinates: (n, 2), updates.
         posteriors: (n, M), responsibilities.
         labels: (n,), cluster of each update.
@@ -37,11 +38,12 @@ class FirstRound:
         mss_plain: MSS of the chosen mixture without correction.
         mpo: Maximum pairwise overlap of the chosen mixture.
         clusters: Chosen number of clusters.
-        alone: Indices of updates that resemble no other and are alone in a cluster.
-        outliers: Indices of updates that resemble no other and are in a cluster of others.
-        unverified: Indices of updates that may resemble no other, hidden by noise.
+        alone: Clients whose updates resemble no other and are alone in a cluster.
+        outliers: Clients whose updates resemble no other and are in a cluster of others.
+        unverified: Clients whose updates may resemble no other, hidden by noise.
     """
 
+    clients: list[int]
     coordinates: list[list[float]]
     posteriors: list[list[float]]
     labels: list[int]
@@ -320,7 +322,10 @@ def _first_round(path: Path, notes: list[str]) -> FirstRound | None:
         outliers, unverified = (
             found.get(name, np.zeros(clients)).astype(bool).reshape(clients) for name in ("outliers", "unverified")
         )
+        # An algorithm of the user's own may leave the clients out: then all answered.
+        ids = found.get("clients", np.arange(clients)).astype(int).reshape(clients)
         return FirstRound(
+            ids.tolist(),
             coordinates.tolist(),
             found["posteriors"].astype(float).reshape(clients, -1).tolist(),
             labels.tolist(),
@@ -332,9 +337,9 @@ def _first_round(path: Path, notes: list[str]) -> FirstRound | None:
             number(float(found["mss_plain"])),
             number(float(found["mpo"])),
             count,
-            np.flatnonzero(outliers & lonely).tolist(),
-            np.flatnonzero(outliers & ~lonely).tolist(),
-            np.flatnonzero(unverified).tolist(),
+            ids[outliers & lonely].tolist(),
+            ids[outliers & ~lonely].tolist(),
+            ids[unverified].tolist(),
         )
     except (*NO_ARRAYS, OSError, ValueError, KeyError, TypeError, OverflowError):
         notes.append(f"{path.name} is damaged and was left out")

@@ -244,6 +244,9 @@ def test_missing_clients_do_not_stop_a_round(protocol):
 def test_a_client_missing_from_the_first_round_draws_uniformly(protocol):
     _, states = run(protocol, lambda c, k, t, x: None if c == 6 and t == 1 else clustered(c, k, t, x), 1)
     np.testing.assert_allclose(states[0].memory["posteriors"][6], 0.25)
+    shown = states[0].diagnostics["first_round"]
+    assert shown["clients"].tolist() == [0, 1, 2, 3, 4, 5, 7]  # rows are those of the answers
+    assert len(shown["labels"]) == 7
 
 
 def test_fewer_answers_than_clusters_fail_the_run(protocol):

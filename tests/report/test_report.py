@@ -406,6 +406,18 @@ def test_page_names_clients_that_resemble_no_other(tmp_path: Path) -> None:
     assert "Outlier in a cluster of others: client 1." in caption
     assert f"1 of {n} clients may resemble no other" in caption
     assert "Outlier in a cluster of others: client 1." in str(two_views(view))
+    # Client 0 did not answer: the updates are those of the others, and keep their true clusters.
+    parts = {name: arrays[name][1:] for name in ("coordinates", "posteriors", "labels")}
+    parts |= {"clients": np.arange(1, n), "outliers": marked[1:], "unverified": np.zeros(n - 1)}
+    np.savez(folder / "first_round.npz", **arrays | parts)
+    view = read_run(folder)
+    figure = cluster_figures.first_round(view)
+    assert "Outlier in a cluster of others: client 1." in figure.caption
+    shown = {figures.true_name(view, kind): kind for kind in set(view.true_clusters)}
+    for trace in figure.spec["data"]:
+        kind = shown[trace["name"].removeprefix("true ")]
+        ids = [int(re.match(r"client (\d+):", said)[1]) for said in trace["text"]]
+        assert ids == [client for client in range(1, n) if view.true_clusters[client] == kind]
 
 
 def test_odd_values_in_lines_do_not_stop_the_page(tmp_path: Path) -> None:
