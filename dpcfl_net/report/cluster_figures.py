@@ -63,9 +63,10 @@ def first_round(view: RunView) -> Figure:
         "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g"),
     }
     coloured = ", coloured by true cluster" if known else ""
-    components = counted(first.clusters, "component")
+    components, answered = counted(first.clusters, "component"), len(first.clients)
+    points = "One point per client" if answered == view.clients else f"One point for each of {answered:,} clients that answered"
     caption = (
-        f"One point per client{coloured}{_sampled(len(drawn), len(kinds))}; circles: the server's {components} at one and two "
+        f"{points}{coloured}{_sampled(len(drawn), len(kinds))}; circles: the server's {components} at one and two "
         f"standard deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
         f"MPO {tiny(first.mpo, 2)}.{membership(first)}{hidden(first)}"
     )

@@ -413,6 +413,7 @@ def test_page_names_clients_that_resemble_no_other(tmp_path: Path) -> None:
     view = read_run(folder)
     figure = cluster_figures.first_round(view)
     assert "Outlier in a cluster of others: client 1." in figure.caption
+    assert figure.caption.startswith(f"One point for each of {n - 1} clients that answered, coloured by true cluster; ")
     shown = {figures.true_name(view, kind): kind for kind in set(view.true_clusters)}
     for trace in figure.spec["data"]:
         kind = shown[trace["name"].removeprefix("true ")]
