@@ -322,7 +322,9 @@ class ProgressTail:
     def _forget(self, before: int) -> None:
         """Drop the figures of rounds that have their line, but for the newest ones that are still shown."""
         last_sizes = max((at for at in self._grouping if at < before and self._sizes(at)), default=before)
-        shown = {id(self._observed): set(sorted(self._observed)[-2:]), id(self._grouping): {last_sizes}}
+        shown = {
+            id(self._observed): set(sorted(self._observed)[-2:]), id(self._grouping): {last_sizes}, id(self._spent): {max(self._spent, default=0)},
+        }  # fmt: skip
         for table in (self._served, self._observed, self._spent, self._grouping, self._agreement):
             for at in [at for at in table if at < before and at not in shown.get(id(table), ())]:
                 del table[at]

@@ -469,6 +469,14 @@ def test_repeated_views_do_not_visit_each_client(tmp_path: Path) -> None:
     assert [row[:2] for row in tail.view().clusters] == [("A minority", 1), ("B", 2)]
 
 
+def test_the_last_count_of_epsilon_is_not_forgotten_with_the_figures_of_its_round(tmp_path: Path) -> None:
+    tail = run_some(tmp_path / "run", 1)
+    write_lines(tmp_path / "run" / "metrics.jsonl", [{"view": "server", "round": 1, "epsilon_spent_by_client": [2.25] * 21}])
+    for at in range(2, 30):
+        write_round(tmp_path / "run", at, 40)
+    assert {tail.view().epsilon_text for _ in range(2)} == {"2.25 of 5 after round 1"}
+
+
 def test_an_epsilon_that_lags_behind_says_so() -> None:
     view = ProgressView(round=8, epsilon=5, epsilon_stated=True, epsilon_spent=3.0, epsilon_round=1)
     assert view.epsilon_text == "3 of 5 after round 1"
