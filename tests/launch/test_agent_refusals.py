@@ -15,7 +15,7 @@ from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import agent as agent_module
-from dpcfl_net.launch.placement.base import ClientRange
+from dpcfl_net.launch.placement.base import LOST, ClientRange
 from dpcfl_net.launch.placement.messages import (
     FILES,
     AgentError,
@@ -182,9 +182,12 @@ def test_other_keys_than_those_of_the_job_are_refused():
 def test_a_ledger_of_a_client_of_another_host_is_not_copied(tmp_path):
     """Its host would be refused afterwards: its ledger would lack the lines of the copy."""
     agent = connected(LedgerUpdate(client=4, at=0, lines="{}\n", counter=COUNTER))
-    agent.ledgers = tmp_path
-    assert "a ledger of client 4, which is not on this host" in refused(agent, StartWorker(first=3, count=1, group=False))
-    assert not [*tmp_path.iterdir()]
+    agent.ledgers = tmp_path / "ledgers"
+    handle = agent.start(ClientRange(range(3, 4)), tmp_path / "log")
+    assert handle.wait(60) == LOST, "after which it starts again"
+    assert "a ledger of client 4, which is not on this host" in handle.log_path.read_text()
+    assert not agent.ledgers.exists()
+    handle.close()
 
 
 def test_a_worker_whose_ledger_lacks_copied_lines_ends_with_a_code_after_which_none_starts(tmp_path):

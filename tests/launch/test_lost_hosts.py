@@ -184,6 +184,31 @@ def test_a_run_that_ends_does_not_wait_for_a_host_that_it_tries_to_reach(monkeyp
     agent.hang_up()
     thread.join(remote.RECONNECT_S / 2)
     assert not thread.is_alive()
+    reached = Connection()
+
+    def connect_at_the_end() -> Connection:
+        late.hang_up()
+        return reached
+
+    late = HostAgent(Host("far", connect_at_the_end))
+    late.open()
+    assert reached.ends.wait(60)
+    assert late.join(60)
+
+
+def test_a_host_that_does_not_answer_in_time_is_named():
+    connection = Connection()
+    connection.answers.clear()
+    agent = HostAgent(Host("far", lambda: connection))
+    agent.open()
+    with pytest.raises(RunFailed, match=r"^host far did not answer within 0\.1 s$"):
+        agent.wait_for(agent.has_answered, 0.1)
+    connection.answers.set()
+    agent.wait_for(agent.has_answered, 60)
+    connection.ends.set()
+    with pytest.raises(RunFailed, match=r"^host far: the connection was lost$"):
+        agent.wait_for(agent.has_keys, 60)
+    agent.wait_for(agent.has_answered, 60)  # what it has reported stays
 
 
 def test_a_host_that_does_not_end_is_cut_off_and_told(tmp_path, monkeypatch):
