@@ -170,13 +170,26 @@ def refused(agent: HostAgent, command: Message) -> str:
     return str(found.value)
 
 
-def test_other_keys_than_those_of_the_job_are_refused():
-    agent = connected(PublicKeys(keys={3: "other"}))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"keys": {3: "other"}}, "the keys on the host differ from those in the job"),
+        ({"identities": {3: "other"}}, "the keys on the host differ from those in the job"),
+        ({"aggregator": "other"}, "the keys on the host differ from those in the job"),
+        ({"keys": {3: "k", 4: "k"}}, "keys of other owners"),
+        ({"keys": {}}, "keys of other owners"),
+        ({"identities": {}}, "keys of other owners"),
+        ({"identities": {3: "i", 4: "i"}}, "keys of other owners"),
+        ({"aggregator": None}, "keys of other owners"),
+    ],
+)
+def test_other_keys_than_those_of_the_job_are_refused(change, said):
+    known = {"keys": {3: "k"}, "identities": {3: "i"}, "aggregator": "a"}
+    agent = connected(PublicKeys(**known | change))
+    agent.identities, agent.aggregator, agent.aggregator_key = {3: "i"}, 0, "a"
     agent.begin()
-    assert "keys: the keys on the host differ from those in the job" in refused(
-        agent, StartWorker(first=3, count=1, group=False)
-    )
-    assert agent.keys == {3: "k"}
+    assert said in refused(agent, StartWorker(first=3, count=1, group=False))
+    assert {"keys": agent.keys, "identities": agent.identities, "aggregator": agent.aggregator_key} == known
 
 
 def test_a_ledger_of_a_client_of_another_host_is_not_copied(tmp_path):
