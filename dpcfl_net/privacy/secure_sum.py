@@ -153,7 +153,8 @@ class SumCode:
             vector: (d,) float64 or float32. If `rounded`, a sum of records' vectors of norm at most clip; else it is clipped here.
 
         Returns:
-            (d,) int32; zeros if a value is not finite. The norm is at most S unless `rounded`.
+            (d,) int32. Unless `rounded`, the norm is at most S. Zeros if a value is not finite, and unless `rounded` also if the norm
+            overflows in float64.
 
         Raises:
             ValueError: If the shape differs.
