@@ -309,12 +309,14 @@ class Exits:
 
 @pytest.mark.parametrize(("running", "gone"), [(2, [1]), (1, [])])
 def test_a_worker_that_left_is_gone_for_good_unless_it_made_room_for_another(tmp_path, running, gone):
-    lost: list[int] = []
-    pool = WorkerPool(Exits(0, tmp_path / "log"), 2, PoolLimits(1, running, 2, True), report=print, on_lost=lost.append)
+    lost, reported = list[int](), list[str]()
+    limits = PoolLimits(1, running, 2, True)
+    pool = WorkerPool(Exits(0, tmp_path / "log"), 2, limits, report=reported.append, on_lost=lost.append)
     pool.start_worker([1])
     pool.update()
     pool.ended(1)
-    assert (lost, pool.lost(), pool.sentinels) == (gone, gone, [])
+    pool.update()
+    assert (lost, pool.lost(), pool.sentinels, reported) == (gone, gone, [], [])
 
 
 def test_a_worker_that_leaves_has_its_time_also_after_a_pause_of_the_whole_run(tmp_path, monkeypatch):
