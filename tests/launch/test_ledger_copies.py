@@ -89,6 +89,7 @@ def test_a_line_is_reported_once_the_ledger_holds_it_and_not_while_the_journal_a
     assert tail.new_lines() is None
     path.write_text("".join([*before, newest]))
     assert tail.new_lines() is None
+    charge(ledger, 3)
     path.unlink()
     assert LedgerTail(3, ledger).new_lines() is tail.new_lines() is None
     path.write_text("".join([*before, newest]))
