@@ -3,8 +3,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 SLOW ?= 0
-# Three test processes, each file whole in one of them: much of the time is spent waiting for the processes of small runs.
-PYTEST_ARGS ?= -n 3 --dist loadfile
+# Each file of tests is whole in one test process. On two cores: parts compute all the time, whole runs often wait for their processes.
+UNITS_ARGS ?= -n 2 --dist loadfile
+RUNS_ARGS ?= -n 4 --dist loadfile
 
 # Byte code is cached: else every process of every test would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,12 +16,12 @@ quickstart: $(STAMP)
 	$(VENV)/bin/dpcfl quickstart
 
 # Two stages: parts first, then whole runs. A failure in the first stops. pytest's summary line ends with the time of its stage.
-PYTEST = $(PY) -m pytest $(if $(filter 1,$(SLOW)),-m "slow or not slow",) $(PYTEST_ARGS)
+PYTEST = $(PY) -m pytest $(if $(filter 1,$(SLOW)),-m "slow or not slow",)
 test: $(STAMP) $(if $(filter 1,$(SLOW)),$(VENV)/.docs) lint
 	@echo "stage 1 of 2: parts (gate, codec, accounting, models)"
-	$(PYTEST) --stage units
+	$(PYTEST) $(UNITS_ARGS) --stage units
 	@echo "stage 2 of 2: whole runs"
-	$(PYTEST) --stage runs
+	$(PYTEST) $(RUNS_ARGS) --stage runs
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

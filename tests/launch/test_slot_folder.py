@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, dpcfl, only_run, processes_of, write_config
@@ -65,6 +66,7 @@ def test_a_run_leaves_no_slots_and_removes_those_of_a_killed_run(tmp_path):
     killed = subprocess.Popen([sys.executable, "-m", "dpcfl_net", "run", config, "--out", tmp_path / "a"], cwd=ROOT)
     while len(left()) < 2:
         assert killed.poll() is None
+        time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     for orphan in processes_of(tmp_path / "a"):

@@ -164,6 +164,7 @@ def test_a_decided_claim_keeps_its_verdict_while_its_seeds_are_the_same(tmp_path
     assert not any(one.earlier_look for one in more.values())  # each claim has new seeds
 
 
+@pytest.mark.slow
 def test_looks_that_keep_decisions_are_together_wrong_as_seldom_as_said():
     """Six true nulls of four seeds, of which half get four more: decided in 2 looks with probability at most 5 + 2.5 %."""
     rng, trials, wrong = np.random.default_rng(11), 2000, 0

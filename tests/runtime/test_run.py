@@ -138,6 +138,7 @@ def test_one_process_gives_the_same_bits_as_ten(finished_run, tmp_path):
     assert state.models.tobytes() == last_models(finished_run)
 
 
+@pytest.mark.slow
 def test_one_process_with_few_open_files_gives_the_same_bits(finished_run, tmp_path, monkeypatch):
     def open_ledgers(t, state):
         locks = [file.path for file in psutil.Process().open_files() if Path(file.path).name == "lock"]

@@ -309,7 +309,7 @@ TAKEN = {
     "torchvision ResNet-10": Case(lambda: resnet(1, 1, 1, 1), (3, 16, 16), "deep"),
     "torchvision ResNet-18": Case(lambda: resnet(2, 2, 2, 2), (3, 32, 32), "deep", slow=True),
     "torchvision ResNet-34": Case(lambda: resnet(3, 4, 6, 3), (3, 32, 32), "deep", slow=True),
-    "torchvision MobileNetV2": Case(lambda: zoo().mobilenet_v2(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0), (3, 32, 32), "deep"),
+    "torchvision MobileNetV2": Case(lambda: zoo().mobilenet_v2(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0), (3, 32, 32), "deep", slow=True),
     "torchvision MobileNetV3": Case(lambda: zoo().mobilenet_v3_small(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0), (3, 32, 32), "deep", slow=True),
     "torchvision EfficientNet-B0": Case(
         lambda: zoo().efficientnet_b0(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0, stochastic_depth_prob=0.0),
