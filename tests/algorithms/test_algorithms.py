@@ -108,7 +108,7 @@ def test_the_matrix_holds_every_algorithm():
     assert {options.get("name", name) for name, options in MATRIX.items()} == set(registry())
 
 
-@pytest.mark.parametrize("case", MATRIX)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in MATRIX])
 def test_a_plan_depends_on_public_facts_and_not_on_the_client(case, tmp_path):
     """Clients with equal facts are planned and calibrated once (`plan_examples.plan_key`)."""
     make_keys(tmp_path, 4)
@@ -170,7 +170,7 @@ def network_run(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in MATRIX])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in MATRIX])
 def test_processes_one_process_and_crashes_give_the_same_bits_and_ledgers_hold_the_plan(
     case, network_run, tmp_path, monkeypatch
 ):

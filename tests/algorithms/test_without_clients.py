@@ -105,7 +105,7 @@ def test_with_secure_sums_the_sentence_also_says_when_a_sum_is_aborted(tmp_path,
     [
         ({"name": "dp-ifca"}, ["window", "frozen", "frozen", "frozen"]),
         pytest.param({"name": "r-dpcfl"}, ["first", "secure", "secure", "secure"], marks=pytest.mark.slow),
-        ({"name": "r-dpcfl", "secure_from": 3}, ["first", "soft", "secure", "secure"]),
+        pytest.param({"name": "r-dpcfl", "secure_from": 3}, ["first", "soft", "secure", "secure"], marks=pytest.mark.slow),
     ],
 )
 def test_with_secure_sums_a_late_client_stays_in_its_cluster_and_plans_no_choice(tmp_path, algorithm, phases):

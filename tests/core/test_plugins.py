@@ -1718,7 +1718,10 @@ print(type(module).__module__)
     "text",
     [
         "from torchvision.models import squeezenet1_1\ndef build(input_shape, classes): return squeezenet1_1(num_classes=classes)",
-        "def build(input_shape, classes):\n    import torchvision\n    return torchvision.models.squeezenet1_1(num_classes=classes)",
+        pytest.param(
+            "def build(input_shape, classes):\n    import torchvision\n    return torchvision.models.squeezenet1_1(num_classes=classes)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_model_may_import_torchvision_as_any_other_module(tmp_path, text):

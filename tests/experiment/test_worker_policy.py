@@ -81,7 +81,7 @@ def test_conditions_that_make_no_theorem_are_refused_whoever_signed_them(keys, t
     ("change", "said"),
     [
         ({"privacy": {"adjacency": "replace-one"}}, "epsilon 8.7"),
-        ({"privacy": {"accountant": "rdp"}}, "epsilon 5.8"),
+        pytest.param({"privacy": {"accountant": "rdp"}}, "epsilon 5.8", marks=pytest.mark.slow),
         ({"privacy": {"delta": 1e-4}}, "epsilon 6.2"),
         ({"local": {"pace": "constant"}}, "epsilon 5.005"),  # a part of delta is reserved
         ({"roster": {"noise_multiplier": 1e-6}}, "epsilon inf"),

@@ -43,7 +43,9 @@ def test_quick_rows_print_json_with_the_machine():
     assert figure["targets"][0]["verdict"] in ("hit", "miss")
 
 
-@pytest.mark.parametrize("name", [*IN_THIS_PROCESS, "noop"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("resnet", "noop"))) for name in (*IN_THIS_PROCESS, "noop")]
+)
 def test_every_row_measures_in_quick_mode(name):
     check(registry.measure(name, QUICK))
 

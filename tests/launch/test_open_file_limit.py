@@ -30,6 +30,7 @@ def limited(folder, hard):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_many_workers_start_under_a_low_limit_that_can_be_raised(tmp_path):
     done = limited(tmp_path, 4096)
     assert done.returncode == 0, done.stderr

@@ -94,6 +94,7 @@ def most_memory(compute: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_the_lines_of_one_ledger_at_a_time_are_in_memory(tmp_path) -> None:
     """A launcher read all ledgers at once, again and again during a run: megabytes for each client of a long run."""
     settings = {

@@ -306,7 +306,7 @@ TAKEN = {
     "InstanceNorm": Case(lambda: images(nn.InstanceNorm2d(8, affine=True)), (3, 8, 8), "opacus"),
     "ConvTranspose2d, PReLU": Case(lambda: images(nn.ConvTranspose2d(8, 8, 2, 2), nn.PReLU(8)), (3, 8, 8), "opacus"),
     "weight norm": Case(lambda: images(nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3))), (3, 8, 8), "opacus"),
-    "torchvision ResNet-10": Case(lambda: resnet(1, 1, 1, 1), (3, 16, 16), "deep"),
+    "torchvision ResNet-10": Case(lambda: resnet(1, 1, 1, 1), (3, 16, 16), "deep", slow=True),
     "torchvision ResNet-18": Case(lambda: resnet(2, 2, 2, 2), (3, 32, 32), "deep", slow=True),
     "torchvision ResNet-34": Case(lambda: resnet(3, 4, 6, 3), (3, 32, 32), "deep", slow=True),
     "torchvision MobileNetV2": Case(lambda: zoo().mobilenet_v2(num_classes=CLASSES, norm_layer=group_norm, dropout=0.0), (3, 32, 32), "deep", slow=True),

@@ -142,7 +142,7 @@ def test_a_broken_server_is_caught(breaking, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "changes",
-    [REPLACED, pytest.param(EXPECTED, marks=pytest.mark.slow), LABELS],
+    [*(pytest.param(changes, marks=pytest.mark.slow) for changes in (REPLACED, EXPECTED)), LABELS],
     ids=["replace-one", "expected", "labels-first"],
 )
 def test_too_little_noise_is_caught_in_samples_of_fixed_size_and_in_clusters(changes, tmp_path, monkeypatch):
