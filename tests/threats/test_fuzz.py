@@ -198,7 +198,7 @@ MOST = {
 }
 
 
-SLOW = ("a bound on stored message ids", "a bound on queued messages", "a bound on codes")
+SLOW = ("a bound on stored message ids", "a bound on queued messages")
 
 
 @pytest.mark.parametrize("left_out", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BROKEN])
