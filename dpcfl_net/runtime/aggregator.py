@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -178,7 +179,7 @@ class Uplink:
 
     def _converse(self, endpoint: ClientEndpoint) -> bool:
         """Pass tasks on; False after goodbye."""
-        for event in endpoint.poll(1.0):
+        for event in endpoint.poll(math.inf):
             if event.kind == "task":
                 self._tasks.put(event)
             elif event.kind == "bye":

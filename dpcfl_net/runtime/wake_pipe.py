@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 
 class WakePipe:
@@ -12,14 +13,17 @@ class WakePipe:
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
+        self._lock, self._closed = threading.Lock(), False
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable."""
         return self._read
 
     def wake(self) -> None:
-        """Make the pipe readable; any thread may call this."""
-        os.write(self._write, b"x")
+        """Make the pipe readable, unless it is closed; any thread may call this."""
+        with self._lock:  # another file may soon have the number of a closed descriptor
+            if not self._closed:
+                os.write(self._write, b"x")
 
     def clear(self) -> None:
         """Make the pipe unreadable again."""
@@ -28,5 +32,7 @@ class WakePipe:
 
     def close(self) -> None:
         """Close both ends."""
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            self._closed = True
+            os.close(self._read)
+            os.close(self._write)

@@ -44,7 +44,7 @@ LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
 MOST_KEPT_PERIODS = 16 * MOST_SPANS  # while the observer is out of reach
 STORES_FROM = 0.75  # of the deadline of a task: its result is written in the rest
 REPORT_S = 0.5  # between reports to the observer, unless the worker is idle
-LOOK_S = 0.25  # between looks at the computing thread, whose work the coordinator hears of so much later
+LOOK_S = 0.25  # after its arrival the coordinator hears that a task is computed, or when that begins later
 Period = tuple[str, int, float, float]  # kind of work, round, begin, end
 
 
@@ -103,6 +103,7 @@ class Worker:
         self._idle = False
         self._left = -math.inf  # when the newest answer with a deadline leaves
         self._at_work = False  # computes now; the coordinator counts the timeout from the heartbeat that says so
+        self._arrived = 0.0  # the newest task
         self._keeps_turn = False  # the turn to compute the task is kept to evaluate the personal model after it
         self._kept_turn: contextlib.ExitStack | None = None
         self._hidden: ClientEvent | None = None  # the task that is answered, if a deadline hides how long it is computed
@@ -130,7 +131,6 @@ class Worker:
                 self.host.gate.end()
         finally:
             self.stop()
-            self._wake.wake()
             talker.join()
             self._report(now=True, wait=True)
             if self._outbox is not None:
@@ -151,14 +151,15 @@ class Worker:
             return event
 
     def stop(self) -> None:
-        """End `serve` within about a second, or when the task that it works on is over; any thread may call this."""
+        """End `serve` soon, or when the task that it works on is over; any thread may call this."""
         self._stop = True
+        self._wake.wake()
 
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
         # With a deadline the phase must not tell when a core became free: the client before on this core may have hidden its time.
         has_deadline = answer_interval_s(self.job.protocol, event.task) is not None
-        self._at_work = event.task not in STAGES and has_deadline
+        self._at_work, self._arrived = event.task not in STAGES and has_deadline, event.arrived
         # A client that is told to leave while it waits for another turn would be ended before it has reported its figures.
         self._keeps_turn = outbox is not None and self.host.algorithm.capabilities.personal and not has_deadline
         try:
@@ -267,6 +268,8 @@ class Worker:
                 turn.enter_context(self._turn())
             self._at_work = True
             started = time.monotonic()
+            if started > self._arrived + LOOK_S:
+                self._wake.wake()
             yield
             self._span = started, time.monotonic()
             if self._keeps_turn:
@@ -357,9 +360,11 @@ class Worker:
         try:
             endpoint.register(self._wake, lambda: self._deliver(endpoint))
             endpoint.heartbeat("idle")
+            look = math.inf
             while not self._stop:
-                for event in endpoint.poll(LOOK_S):
+                for event in endpoint.poll(max(0.0, look - time.monotonic())):  # other threads wake it
                     if event.kind == "task":
+                        look = event.arrived + LOOK_S
                         self._tasks.put(event)
                     elif event.kind == "sent":
                         self._sent.append(event)
@@ -372,6 +377,8 @@ class Worker:
                         return
                     elif event.kind == "error":
                         _log.warning("the coordinator says: %s %s", event.code, event.reason)
+                if time.monotonic() >= look:
+                    look = math.inf
                 if self._at_work:
                     endpoint.heartbeat("computing")
         finally:

@@ -53,6 +53,9 @@ HELLO_S = 1.0
 DEFAULT_TIMES = ClientTimes()
 SILENT_S = 5.0  # without a first connection, after which the log says so
 WATCH_S = 0.1  # between looks at the connection, which a system call answers
+LOOK_S, BLOCKED_S = 0.25, 0.02  # longest sleep on a connection in use, and while the socket refuses a message
+LATE_BEAT = 1.25  # intervals without a heartbeat of the coordinator, after which the client sends one of its own accord
+QUIET_S = 1.0  # after the last message of a task or result the connection is out of use
 MOST_RESULTS = 2  # without a receipt: that of the last task and one of a task before it, which may be late
 
 
@@ -118,6 +121,7 @@ class ClientEndpoint:
         self._sources: dict[Any, Callable[[], None]] = {}
         self._connected, self._server_boot, self._hellos = False, "", set[str]()
         self._next_heartbeat = self._next_hello = self._next_watch = self._task_begun = self._duplicate_since = 0.0
+        self._in_use_until = 0.0
         self._clock = AwakeClock()  # a pause of this process does not count as silence of the coordinator
         self._heard = self._clock.now()
         self._tell_silence = True  # once, before the first connection
@@ -144,7 +148,7 @@ class ClientEndpoint:
         """Move messages; return at once on an event or when a registered source is readable.
 
         Args:
-            timeout_s: Longest wait in seconds.
+            timeout_s: Longest wait in seconds; infinite: until then.
 
         Returns:
             Events since the last call.
@@ -158,8 +162,7 @@ class ClientEndpoint:
         while True:
             blocked = self._tend()
             due = deadline if self._unacknowledged is None else min(deadline, self._unacknowledged[1])
-            wait = max(0.0, min(due - time.monotonic(), 0.02 if blocked else 0.25))
-            readable = dict(self._poller.poll(0 if self._events else math.ceil(wait * 1000)))
+            readable = self._sleep(min(due, time.monotonic() + BLOCKED_S) if blocked else due)
             if self._connection.monitor in readable:
                 self._follow()
             if self._socket in readable:
@@ -250,6 +253,28 @@ class ClientEndpoint:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(abort=kind is not None)
 
+    def _sleep(self, due: float) -> dict[Any, int]:
+        """Wait for something to read, at most until `due`; return what is readable.
+
+        A message that never ends is not readable, so a connection in use is looked at several times a second. One out of use sleeps
+        until its next heartbeat, or until bytes come: a thousand idle workers of a host would else take a quarter of two cores.
+        """
+        now, stirs = time.monotonic(), -1
+        if self._events:
+            due = now
+        elif now < self._in_use_until or not self.welcomed or self._results or self._channel.assembly is not None:
+            due = min(due, now + LOOK_S)
+        else:
+            due, stirs = min(due, self._next_heartbeat), self._connection.fd
+        if stirs >= 0:
+            self._poller.register(stirs, zmq.POLLIN)
+        readable = dict(self._poller.poll(math.ceil(1000 * max(0.0, due - now))))
+        if stirs >= 0:
+            self._poller.unregister(stirs)
+        if stirs in readable:
+            self._in_use_until, self._next_watch = time.monotonic() + LOOK_S, 0.0
+        return readable
+
     def _follow(self) -> None:
         """Greet on each new connection; after its end nothing can be sent."""
         for up in self._connection.changes():
@@ -285,7 +310,7 @@ class ClientEndpoint:
             if now >= self._unacknowledged[1]:
                 self._acknowledge(self._unacknowledged[0])
         elif self.welcomed and (now >= self._next_heartbeat or self._has_news(now)):
-            self._next_heartbeat = now + self._times.heartbeat_s
+            self._next_heartbeat = now + LATE_BEAT * self._times.heartbeat_s
             self._told_phase = self._phase
             self._channel.say("HEARTBEAT", code=self._phase)
         if self.welcomed:
@@ -378,7 +403,13 @@ class ClientEndpoint:
         self._events.append(ClientEvent("welcome"))
 
     def _act(self, header: Header, chunk: memoryview | None) -> None:
-        kind = header.kind
+        kind, now = header.kind, time.monotonic()
+        if kind == "HEARTBEAT":
+            self._in_use_until = 0.0  # it is what stirred
+            if self._next_heartbeat - now < (LATE_BEAT - 0.5) * self._times.heartbeat_s:
+                self._next_heartbeat = now  # awake anyway
+            return
+        self._in_use_until = now + QUIET_S
         if kind == "TASK":
             self._task(header)
         elif kind == "CHUNK" and chunk is not None:
@@ -393,7 +424,7 @@ class ClientEndpoint:
             self._refused(header)
         elif kind == "BYE":
             self._events.append(ClientEvent("bye"))
-        elif kind not in ("HEARTBEAT", "WELCOME"):
+        elif kind != "WELCOME":
             raise WireError("kind", f"a coordinator does not send {kind}")
 
     def _refused(self, header: Header) -> None:

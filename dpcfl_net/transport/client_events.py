@@ -43,7 +43,7 @@ class ClientTimes:
     """Time limits and intervals of a ClientEndpoint, in seconds.
 
     Attributes:
-        heartbeat_s: Interval of heartbeats.
+        heartbeat_s: Interval of heartbeats. An idle client sends them with those of the coordinator, or after a quarter more.
         resend_s: Time without acknowledgement after which a result is sent again; it doubles with each repetition.
         orphan_timeout_s: Silence of the coordinator after which `poll` raises RunFailed.
         handshake_limit_s: Time without a completed handshake after which `poll` raises RunFailed.

@@ -36,6 +36,11 @@ class DialedConnection:
         self._fd = -1
         self._connection: Connection | None = None
 
+    @property
+    def fd(self) -> int:
+        """The connection's descriptor, which belongs to libzmq and may have ended; -1 without one."""
+        return -1 if self._connection is None else self._fd
+
     def changes(self) -> Iterator[bool]:
         """Yield True for each completed handshake and False for each connection that ended, in their order.
 

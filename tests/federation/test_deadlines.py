@@ -309,12 +309,18 @@ def test_time_in_which_a_client_waits_for_a_core_is_not_counted_up_to_a_limit(jo
 def test_a_phase_tells_when_a_core_became_free_only_if_answers_leave_at_once(tmp_path, deadline_s):
     """Clients of one host compute in turn, so that the begin of one tells how long another one computed."""
     job, keys = made(tmp_path / "keys", local={"batch_size": 32, "lr": 0.5, "pace": "constant", "deadline_s": deadline_s})
-    protocol, free, phases = job.protocol, threading.Event(), []
+    protocol, free, told, phases = job.protocol, threading.Event(), threading.Event(), []
 
     @contextlib.contextmanager
     def turn():
         free.wait(20)
         yield
+
+    @contextlib.contextmanager
+    def computing():
+        with worker._computing():
+            told.wait(0 if deadline_s else 20)
+            yield
 
     server = ServerEndpoint(
         "tcp://127.0.0.1:*", Link.of(protocol, read_pair(keys, COORDINATOR, protocol.coordinator_key)),
@@ -333,6 +339,7 @@ def test_a_phase_tells_when_a_core_became_free_only_if_answers_leave_at_once(tmp
 
     with zmq.Context() as context, contextlib.closing(server):
         worker = Worker(spec, job, make_host(job, 0, tmp_path / "ledgers"), context, lambda: turn(), own_keys(spec, job))
+        worker.host.turn = computing
         serving = threading.Thread(target=worker.serve)
         serving.start()
         try:
@@ -342,10 +349,13 @@ def test_a_phase_tells_when_a_core_became_free_only_if_answers_leave_at_once(tmp
             seen(0.8 if deadline_s is None else 20, last="computing")
             busy, before = bool(phases) and phases[-1] == "computing", len(phases)
             free.set()
+            seen(10, last="computing")
+            told.set()
             seen(20)
         finally:
             worker.stop()
             serving.join()
     assert busy == (deadline_s is not None)
+    assert "computing" in phases  # also if the turn came late
     if busy:
         assert phases[before:] == []

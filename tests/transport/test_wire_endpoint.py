@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import struct
@@ -51,6 +52,7 @@ from wire_ends import (
 )
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
+from dpcfl_net.runtime.wake_pipe import WakePipe
 from dpcfl_net.transport import dialed, observer_inbox, observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
@@ -412,6 +414,31 @@ def test_an_endless_message_of_a_coordinator_is_cut(security: str, monkeypatch: 
     assert 64 <= int(reason.removeprefix("cut a connection with ").split()[0]) < 256
     monkeypatch.setattr(DialedConnection, "flood", lambda self: None)
     assert [code for code, _ in failures_of(128)] == ["multipart"]  # all of it was kept until its end
+
+
+def test_an_idle_client_sleeps_until_bytes_come_and_still_cuts_an_endless_message() -> None:
+    """A thousand idle workers that looked at their connections four times a second took a quarter of two cores."""
+    found: list[str] = []
+    wake = WakePipe()
+    with (
+        closing(wake),
+        make_server(security="none", heartbeat_s=1000) as server,
+        make_client(
+            server.address,
+            security="none",
+            heartbeat_s=1000,
+            on_failure=lambda line: (found.append(line["reason"]), wake.wake()),
+        ) as client,
+    ):
+        client.register(wake, wake.clear)
+        Ends(server, client).joined()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        client.poll(2)
+        assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before < 6
+        route = server._peers[0].route
+        server._line.socket.send_multipart([route, *[bytes(1 << 20)] * 1024], copy=False)
+        client.poll(30)
+    assert found[0].startswith("cut a connection")  # else the whole message was kept, and then refused
 
 
 def is_open(stranger: socket.socket) -> bool:
