@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from contextlib import closing, nullcontext
 from types import SimpleNamespace
@@ -478,7 +479,7 @@ def test_a_client_that_keeps_its_turn_computes_in_it_again():
         yield
         lock.release()
 
-    worker._turn, worker._keeps_turn, worker._kept_turn = turn, True, None
+    worker._turn, worker._keeps_turn, worker._kept_turn, worker._arrived = turn, True, None, math.inf
     for _ in range(2):
         with worker._computing():
             assert lock.locked()

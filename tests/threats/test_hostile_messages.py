@@ -336,8 +336,9 @@ def flooded(security: str, mebibytes: int) -> tuple[Reaction, float, int]:
 
         with highest_memory() as grown:
             (found,) = play_steps(
-                ends, target(server.address, security=security), "endless-multipart", meanwhile=meanwhile, flood=mebibytes
-            )
+                ends, target(server.address, security=security), "endless-multipart",
+                meanwhile=meanwhile, flood=mebibytes, wait_s=25.0,
+            )  # fmt: skip
         return found, grown(), len(ends.of("result"))
 
 
