@@ -32,14 +32,14 @@ class Target:
     """Target of an attack.
 
     Attributes:
-        connect: The coordinator's "tcp://host:port".
+        connect: "tcp://host:port" of the coordinator, or of the client's aggregator.
         run: Run id, hex.
         job: Hash of the job, hex.
         client: Client id that the keys belong to.
         other: Another client id.
         releases: Tensors of a release by task name.
         security: "curve" or "none".
-        server_key: The coordinator's public key, z85.
+        server_key: Public key of the listening side, z85.
         keys: The client's (public, secret) pair, z85.
     """
 
@@ -60,7 +60,7 @@ class Target:
         Args:
             protocol: The job's protocol.
             client: Client id.
-            connect: The coordinator's address.
+            connect: Address of the coordinator, or of the client's aggregator.
             key_folder: Folder of all keys.
 
         Raises:
@@ -83,7 +83,7 @@ class Target:
             next((entry.id for entry in protocol.roster if entry.id != client), client),
             {task: encoding.release_template(step) for task, step in client_steps(algorithm).items()},
             protocol.security,
-            protocol.coordinator_key,
+            protocol.server_key(client),
             (keys.read_public(key_folder, name), keys.read_secret(key_folder, name)),
         )
 

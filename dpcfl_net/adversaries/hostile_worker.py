@@ -303,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("job", type=Path, help="folder with protocol.json")
     parser.add_argument("--client", type=int, required=True, help="client whose keys are used")
-    parser.add_argument("--connect", required=True, help="address of the coordinator")
+    parser.add_argument("--connect", required=True, help="address of the coordinator, or of the client's aggregator")
     parser.add_argument("--keys", type=Path, required=True, help="folder with this client's key pair")
     parser.add_argument("--steps", required=True, help="steps, separated by commas")
     parser.add_argument("--wait", type=seconds, default=5.0, help="seconds to wait for an answer (default 5)")

@@ -82,7 +82,7 @@ class MaliciousCoordinator:
         address: Bound address with its real port.
 
     Raises:
-        ConfigError: For missing keys or an address that is taken.
+        ConfigError: For missing keys, an address that is taken, or a job with aggregators, which its clients connect to.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class MaliciousCoordinator:
         out: Path | None = None,
         wait_s: float = 60.0,
     ) -> None:
+        if protocol.aggregators:
+            raise ConfigError("the job has aggregators: its clients connect to them and never to a coordinator")
         self.protocol, self.algorithm, self.wait_s = protocol, algorithm_of(protocol), wait_s
         self.clients = sorted(clients) or [entry.id for entry in protocol.roster]
         self._keys = (keys.read_public(key_folder, COORDINATOR), keys.read_secret(key_folder, COORDINATOR))

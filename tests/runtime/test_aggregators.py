@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from run_results import assert_bits_of_one_process, job_of, last_state, server_lines
 from simulate import simulate
 
+from dpcfl_net.adversaries.hostile_connection import Target
+from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
@@ -91,6 +93,10 @@ def test_clients_connect_to_the_aggregator_of_their_group(finished):
     assert len({protocol.server_key(client) for client in range(5)}) == 2
     assert protocol.coordinator_key not in {protocol.server_key(client) for client in range(5)}
     assert protocol.server_key(1) == protocol.aggregators[0].public_key
+    target = Target.of(protocol, 3, "tcp://127.0.0.1:1", finished / "keys")  # with another key every attack seems to fail
+    assert target.server_key == protocol.aggregators[1].public_key
+    with pytest.raises(ConfigError, match="the job has aggregators"):  # no client would ever come
+        MaliciousCoordinator(protocol, "tcp://127.0.0.1:*", finished / "keys")
 
 
 def test_a_protocol_names_each_client_in_one_group(finished):
