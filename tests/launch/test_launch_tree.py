@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -11,8 +12,9 @@ import stat
 import subprocess
 import sys
 import time
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -25,7 +27,7 @@ from run_results import assert_bits_of_one_process, job_of, server_lines, warnin
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.job_reader import read_signed_protocol
-from dpcfl_net.core.run_folder import EXPERIMENT
+from dpcfl_net.core.run_folder import EXPERIMENT, RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import RuntimeSettings
@@ -36,6 +38,7 @@ from dpcfl_net.launch.placement.messages import (
     FILES,
     PUBLIC_FILES,
     AggregatorEnded,
+    AggregatorListens,
     AggregatorRecords,
     LoseClient,
     PrepareKeys,
@@ -217,6 +220,50 @@ def test_new_records_of_an_aggregator_are_reported_without_lines_that_a_crash_ha
     with (tmp_path / "messages.jsonl").open("a") as file:
         file.write(" 3}\n")
     assert [*aggregator.news()] == [AggregatorRecords(file="messages", lines=[{"round": 3}])]
+
+
+def test_an_aggregator_that_restarts_listens_at_its_first_address_and_hears_of_lost_clients(tmp_path, monkeypatch):
+    folder, signals, specs, pipes = RunFolder(tmp_path), [], [], []
+    command = StartAggregator(
+        files={name: f"text of {name}" for name in PUBLIC_FILES}, operator_key="k", connect="tcp://127.0.0.1:9", round_timeout_s=1,
+        join_timeout_s=2, orphan_timeout_s=3,
+    )  # fmt: skip
+
+    def fork(title, start, log, descriptors):
+        specs.append(json.loads(start.argument))
+        pipes.append(Connection(os.dup(descriptors[0]), writable=False))
+        log.open("a").write(f"log {len(specs)}\n")
+        return SimpleNamespace(sentinel=77, log=log, reason="", signal=signals.append, wait=lambda *_: 4, close=lambda: None)
+
+    monkeypatch.setattr(parents, "fork_role", fork)
+    aggregator = HostAggregator(tmp_path, 1)
+    for run in (1, 2):
+        assert (aggregator.sentinels, aggregator.starting, aggregator.listens) == ([], False, False)
+        aggregator.start(command)
+        assert (aggregator.sentinels, aggregator.starting, aggregator.listens) == ([77], True, False)
+        assert {name: (tmp_path / name).read_text() for name in PUBLIC_FILES} == command.files
+        assert [*aggregator.news()] == []  # the address file is that of the run before
+        folder.address("aggregator_0001").parent.mkdir(exist_ok=True)
+        folder.address("aggregator_0001").write_text("tcp://127.0.0.1:4711")
+        assert [*aggregator.news()] == [AggregatorListens(address="tcp://127.0.0.1:4711")]
+        assert (aggregator.starting, aggregator.listens, [*aggregator.news()]) == (False, True, [])
+        aggregator.lose(3)
+        assert pipes[-1].recv_bytes() == b"3"
+        aggregator.signal(signal.SIGUSR1)
+        folder.messages.open("a").write('{"round": 1}\n')
+        records = AggregatorRecords(file="messages", lines=[{"round": 1}])
+        assert [*aggregator.ended()] == [records, AggregatorEnded(code=4, log=f"log {run}\n")]
+    assert [(spec["bind"], spec["number"], spec["connect"]) for spec in specs] == [
+        ("tcp://127.0.0.1:*", 1, "tcp://127.0.0.1:9"), ("tcp://127.0.0.1:4711", 1, "tcp://127.0.0.1:9"),
+    ]  # fmt: skip
+    assert [specs[0][f"{limit}_timeout_s"] for limit in ("round", "join", "orphan")] == [1, 2, 3]
+    aggregator.start(command)
+    aggregator.close()
+    assert signals == [signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT]
+    assert aggregator.sentinels == []
+    for pipe in pipes:  # of each process: its launcher has closed it
+        with pipe, pytest.raises(EOFError):
+            pipe.recv_bytes()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -15), (signal.SIGKILL, -9), (signal.SIGSTOP, None)])

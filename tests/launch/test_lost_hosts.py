@@ -23,21 +23,24 @@ from dpcfl_net.launch.placement import remote
 from dpcfl_net.launch.placement.base import LOST, ClientRange
 from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.messages import (
+    AgentError,
     AgentHello,
     GroupCommand,
     PrepareKeys,
     PublicKeys,
     SetJob,
     StartWorker,
+    WorkerEnded,
     read_command,
 )
 from dpcfl_net.launch.placement.remote import Host, HostAgent
 
 
 class Connection:
-    """A connection to an agent that answers, if the test lets it, and starts nothing."""
+    """A connection to an agent that answers, if the test lets it, starts nothing, and says `last` before it ends."""
 
-    def __init__(self):
+    def __init__(self, *last):
+        self.last = last
         self.sent, self.ends, self.opened, self.answers = [], threading.Event(), threading.Event(), threading.Event()
         self.answers.set()
 
@@ -49,6 +52,8 @@ class Connection:
         self.answers.wait(120)
         yield AgentHello(version=__version__, host="far", cores=1, memory=1, gpus=[]).line().rstrip()
         self.ends.wait(120)
+        for report in self.last:
+            yield report.line().rstrip()
 
     def failure(self):
         return "the connection was lost"
@@ -167,6 +172,19 @@ def test_a_host_that_cannot_be_reached_again_ends_its_workers_with_the_reason_an
     agent.join(60)
     for one in (lost, handle):
         one.close()
+
+
+def test_workers_of_an_agent_that_fails_end_with_its_code_and_its_reason(tmp_path):
+    connection = Connection(WorkerEnded(first=4, code=1, log="its own"), AgentError(reason="it has no GPU 7", code=2))
+    agent = HostAgent(Host("far", lambda: connection))
+    agent.open()
+    agent.wait_for(agent.has_answered, 60)
+    handles = [agent.start(ClientRange(range(first, first + 1)), tmp_path / f"{first}.log") for first in (3, 4)]
+    connection.ends.set()
+    assert [handle.wait(60) for handle in handles] == [2, 1]  # after 2 no worker starts again
+    assert [handle.log_path.read_text() for handle in handles] == ["host far: it has no GPU 7\n", "its own\n"]
+    for handle in handles:
+        handle.close()
 
 
 def test_a_run_that_ends_does_not_wait_for_a_host_that_it_tries_to_reach(monkeypatch):

@@ -174,7 +174,8 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
     found = wire.client_tasks(group, messages.steps["train"], wire.group_task(group, different, None))
     assert {client: task["model"][0] for client, task in found.items()} == {2: 0, 3: 1, 4: 0}
     most = max(algorithm.capabilities.max_models, algorithm.capabilities.published_models)
-    messages.check_task(name, good | {wire.ROWS: np.int64(most), wire.ROW: np.zeros(3, np.int64)})
+    for rows in (1, most):
+        messages.check_task(name, good | {wire.ROWS: np.int64(rows), wire.ROW: np.zeros(3, np.int64)})
     one = np.ones(3, np.int64)
     for bad in (
         {"model.of": 2 * one},
@@ -189,6 +190,8 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
             messages.check_task(name, good | bad)
     choosing = {"models": models[None], "models.of": 0 * one, wire.ROW: -one}
     messages.check_task("select_and_train" + wire.SUMMED, good | choosing)
+    with pytest.raises(Refused, match=r"^group: \.row is out of range$"):
+        messages.check_task("select_and_train" + wire.SUMMED, good | choosing | {wire.ROW: -2 * one})
     assert messages.task_template(group, "nothing" + wire.SUMMED) is None
     answer = {wire.STATUS: one, wire.ROW: np.array([0, -1, 1]), wire.TOTALS: np.zeros((2, p))}
     messages.check_answer(1, name, answer)
@@ -207,6 +210,8 @@ def test_no_sums_are_asked_of_a_step_that_gives_no_update(tmp_path):
     assert messages.task_template(range(2), "moments") is not None
     assert messages.task_template(range(2), "moments" + wire.SUMMED) is None
     assert messages.task_template(range(2), "train" + wire.SUMMED) is not None
+    totals = messages.answer_template("train" + wire.SUMMED)[wire.TOTALS]
+    assert totals.shape[0] == (1, 2)  # a task has one model, the state two
 
 
 @pytest.fixture
@@ -249,6 +254,23 @@ def test_the_server_counts_and_weighs_the_updates_of_a_group_itself(added, row):
 
 def test_an_aggregator_may_miss_a_client(added):
     assert added(status=[1, 3, 0]) == ({0: 0, 2: 1}, [UNIT, 5 * UNIT])  # client 3 is missing
+
+
+def test_a_sum_may_be_as_long_as_the_updates_within_their_bounds_and_a_choice_of_no_model_adds_nothing():
+    group, summing = range(2, 5), wire.Summing({}, {}, 2, {2: 3.0, 4: 4.0})
+
+    def answer(length):
+        totals = np.array([[length, 0.0], [np.inf, 0.0]])  # no client is counted for model 1: it is not read
+        return {wire.STATUS: np.array([1, 0, 1]), wire.ROW: np.array([0, -1, -1]), wire.TOTALS: totals}
+
+    rows, sums = wire.read_sums(group, answer(3.0), summing)
+    assert (rows, sums.counts.tolist(), sums.weights.tolist()) == ({2: 0}, [1, 0], [1.0, 0.0])
+    for length in (3.0, 3.0 * (1 + 1e-12)):
+        assert wire.beyond_bounds(group, answer(length), summing) == ""
+    assert wire.beyond_bounds(group, answer(3.0 * (1 + 1e-6)), summing) == (
+        "its sum for model 0 has norm 3, over the bound 3 of its clients"
+    )
+    assert wire.beyond_bounds(group, answer(1e30), summing._replace(bounds={4: 4.0})) == ""
 
 
 TOO_LONG = [[0.0] * 650, [4.0] * 650]
