@@ -166,7 +166,7 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
     tasks = {client: {"model": models[client % 2]} for client in (2, 4)}
     name = "train" + wire.SUMMED
     good = wire.group_task(group, tasks, wire.Summing({2: 0, 4: 1}, {}, 2))
-    match_template([(key, _code(a), a.shape, a.nbytes) for key, a in good.items()], messages.task_template(group, name))
+    _match(good, messages.task_template(group, name))
     messages.check_task(name, good)
     assert wire.client_tasks(group, messages.steps["train"], good).keys() == {2, 4}
     different = {client: {"model": np.full(p, client % 2, np.float32)} for client in group}
@@ -201,6 +201,9 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
             messages.check_answer(1, name, answer | bad)
     with pytest.raises(Refused):
         messages.check_answer(1, "train", {wire.STATUS: one, "update": np.zeros((2, p), np.float32)})
+    nobody = {wire.STATUS: one[:1], **wire.stacked(messages.encoding.release_template(messages.steps["train"]), [])}
+    _match(nobody, messages.answer_template("train"))  # a group of one client, which is missing
+    _match({wire.STATUS: one[:1], wire.ROW: one[:1], wire.TOTALS: np.zeros((1, p))}, messages.answer_template(name))
 
 
 def test_no_sums_are_asked_of_a_step_that_gives_no_update(tmp_path):
@@ -327,8 +330,8 @@ def test_an_answer_that_a_crash_lost_counts_towards_the_quorum_also_behind_an_ag
         added(quorum=1.0, status=missing)
 
 
-def _code(array):
-    return array.dtype.kind + str(array.dtype.itemsize)
+def _match(arrays, template):
+    match_template([(key, a.dtype.kind + str(a.dtype.itemsize), a.shape, a.nbytes) for key, a in arrays.items()], template)
 
 
 def test_an_aggregator_at_a_wrong_address_says_so_while_its_clients_are_away(finished, tmp_path):
