@@ -237,6 +237,8 @@ def test_an_aggregator_that_restarts_listens_at_its_first_address_and_hears_of_l
 
     monkeypatch.setattr(parents, "fork_role", fork)
     aggregator = HostAggregator(tmp_path, 1)
+    aggregator.lose(3)  # before it has started: told again then
+    aggregator.signal(signal.SIGUSR1)
     for run in (1, 2):
         assert (aggregator.sentinels, aggregator.starting, aggregator.listens) == ([], False, False)
         aggregator.start(command)
@@ -248,6 +250,7 @@ def test_an_aggregator_that_restarts_listens_at_its_first_address_and_hears_of_l
         assert [*aggregator.news()] == [AggregatorListens(address="tcp://127.0.0.1:4711")]
         assert (aggregator.starting, aggregator.listens, [*aggregator.news()]) == (False, True, [])
         aggregator.lose(3)
+        assert pipes[-1].poll(60)
         assert pipes[-1].recv_bytes() == b"3"
         aggregator.signal(signal.SIGUSR1)
         folder.messages.open("a").write('{"round": 1}\n')
@@ -262,6 +265,7 @@ def test_an_aggregator_that_restarts_listens_at_its_first_address_and_hears_of_l
     assert signals == [signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT]
     assert aggregator.sentinels == []
     for pipe in pipes:  # of each process: its launcher has closed it
+        assert pipe.poll(60)
         with pipe, pytest.raises(EOFError):
             pipe.recv_bytes()
 

@@ -194,9 +194,17 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
         messages.check_task("select_and_train" + wire.SUMMED, good | choosing | {wire.ROW: -2 * one})
     assert messages.task_template(group, "nothing" + wire.SUMMED) is None
     answer = {wire.STATUS: one, wire.ROW: np.array([0, -1, 1]), wire.TOTALS: np.zeros((2, p))}
-    messages.check_answer(1, name, answer)
+    for status in (one, np.arange(3)):
+        messages.check_answer(1, name, answer | {wire.STATUS: status})
     of_two = {wire.STATUS: one[:2], wire.ROW: one[:2]}
-    for bad in ({wire.STATUS: one[:2]}, {wire.STATUS: 4 * one}, {wire.ROW: 2 * one}, {wire.ROW: one[:2]}, of_two):
+    for bad in (
+        {wire.STATUS: one[:2]},
+        {wire.STATUS: 4 * one},
+        {wire.STATUS: -one},
+        {wire.ROW: 2 * one},
+        {wire.ROW: one[:2]},
+        of_two,
+    ):
         with pytest.raises(Refused):
             messages.check_answer(1, name, answer | bad)
     with pytest.raises(Refused):
