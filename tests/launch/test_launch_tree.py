@@ -233,7 +233,8 @@ def test_an_aggregator_that_restarts_listens_at_its_first_address_and_hears_of_l
         specs.append(json.loads(start.argument))
         pipes.append(Connection(os.dup(descriptors[0]), writable=False))
         log.open("a").write(f"log {len(specs)}\n")
-        return SimpleNamespace(sentinel=77, log=log, reason="", signal=signals.append, wait=lambda *_: 4, close=lambda: None)
+        return SimpleNamespace(sentinel=77, log=log, reason="", signal=signals.append, wait=lambda *_: 4,
+                               close=lambda: signals.append("closed"))  # fmt: skip
 
     monkeypatch.setattr(parents, "fork_role", fork)
     aggregator = HostAggregator(tmp_path, 1)
@@ -262,7 +263,7 @@ def test_an_aggregator_that_restarts_listens_at_its_first_address_and_hears_of_l
     assert [specs[0][f"{limit}_timeout_s"] for limit in ("round", "join", "orphan")] == [1, 2, 3]
     aggregator.start(command)
     aggregator.close()
-    assert signals == [signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT]
+    assert signals == [signal.SIGUSR1, "closed", signal.SIGUSR1, "closed", signal.SIGTERM, signal.SIGCONT, "closed"]
     assert aggregator.sentinels == []
     for pipe in pipes:  # of each process: its launcher has closed it
         assert pipe.poll(60)

@@ -202,13 +202,15 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
         {wire.STATUS: 4 * one},
         {wire.STATUS: -one},
         {wire.ROW: 2 * one},
+        {wire.ROW: -2 * one},
         {wire.ROW: one[:2]},
         of_two,
     ):
         with pytest.raises(Refused):
             messages.check_answer(1, name, answer | bad)
-    with pytest.raises(Refused):
-        messages.check_answer(1, "train", {wire.STATUS: one, "update": np.zeros((2, p), np.float32)})
+    for status in (one, np.array([1, 1, 4]), one[:2]):
+        with pytest.raises(Refused):
+            messages.check_answer(1, "train", {wire.STATUS: status, "update": np.zeros((2, p), np.float32)})
     nobody = {wire.STATUS: one[:1], **wire.stacked(messages.encoding.release_template(messages.steps["train"]), [])}
     _match(nobody, messages.answer_template("train"))  # a group of one client, which is missing
     _match({wire.STATUS: one[:1], wire.ROW: one[:1], wire.TOTALS: np.zeros((1, p))}, messages.answer_template(name))
