@@ -31,6 +31,7 @@ from dpcfl_net.core.run_folder import EXPERIMENT, RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.aggregators import RemoteAggregators
 from dpcfl_net.launch.cli import commands
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.host_aggregator import HostAggregator
@@ -269,6 +270,36 @@ def test_an_aggregator_that_restarts_listens_at_its_first_address_and_hears_of_l
         assert pipe.poll(60)
         with pipe, pytest.raises(EOFError):
             pipe.recv_bytes()
+
+
+def test_each_aggregator_starts_on_the_host_of_its_clients_and_is_told_its_lost_clients_there(tmp_path):
+    files, sent = RunFolder(tmp_path), []
+    files.addresses.mkdir()
+    files.address("coordinator").write_text("tcp://0.0.0.0:4700")
+    files.operator_key.write_text("0" * 64)
+    for name in FILES:
+        (tmp_path / name).write_text(f"text of {name}")
+    hosts = {
+        first: SimpleNamespace(start_aggregator=lambda *said, at=first: sent.append((at, *said)),
+                               send=lambda command, at=first: sent.append((at, command)))
+        for first in (0, 3)
+    }  # fmt: skip
+    runtime = RuntimeSettings(round_timeout_s=11, join_timeout_s=12, orphan_timeout_s=13)
+    reachable = ListenAddress("10.0.0.1")
+    aggregators = RemoteAggregators(
+        files, runtime, [range(3), range(3, 5)], hosts, RemotePlacement([], reachable).reachable_address
+    )
+    aggregators.start("aggregator_0001")
+    aggregators.tell_again("aggregator_0001", {4, 0, 3})
+    aggregators.tell(2)
+    command = StartAggregator(
+        files={name: f"text of {name}" for name in PUBLIC_FILES}, operator_key="0" * 64, connect="tcp://10.0.0.1:4700",
+        round_timeout_s=11, join_timeout_s=12, orphan_timeout_s=13,
+    )  # fmt: skip
+    assert sent == [
+        (3, command, "aggregator_0001", files), (3, LoseClient(client=3)), (3, LoseClient(client=4)), (0, LoseClient(client=2)),
+    ]  # fmt: skip
+    assert aggregators.addresses() == {}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -15), (signal.SIGKILL, -9), (signal.SIGSTOP, None)])

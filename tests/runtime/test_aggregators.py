@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import time
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -21,8 +25,11 @@ from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation import group_messages as wire
@@ -30,7 +37,11 @@ from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans
 from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.call_limits import NO_LAUNCHER, CallLimits
 from dpcfl_net.federation.tree import GroupCalls, TreeFederation
+from dpcfl_net.launch.aggregators import LocalAggregators
+from dpcfl_net.launch.placement import parents
 from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.aggregator import run_aggregator
+from dpcfl_net.runtime.specs import AggregatorSpec
 from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.messages import match_template
 
@@ -352,6 +363,70 @@ def test_an_aggregator_at_a_wrong_address_says_so_while_its_clients_are_away(fin
     listening, failed = done.stderr.splitlines()
     assert "listening at tcp://127.0.0.1:" in listening
     assert (done.returncode, failed) == (4, "error: nothing was heard from the coordinator at tcp://127.0.0.1:1 for 1 s")
+
+
+def test_an_aggregator_that_the_job_does_not_have_is_named(finished, tmp_path):
+    files = RunFolder(finished)
+    spec = AggregatorSpec(
+        files.protocol, 2, read_operator_key(files.operator_key), "tcp://127.0.0.1:*", "tcp://127.0.0.1:1", files.keys, tmp_path
+    )
+    with pytest.raises(ConfigError, match="--number is 2: the job has 2 aggregators, numbered from 0"):
+        run_aggregator(spec)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_quorum_counts_the_clients_whose_aggregators_have_joined(finished, monkeypatch):
+    algorithm, joined = job_of(finished).algorithm, SimpleNamespace(ready={1})
+
+    def fed(quorum):
+        return TreeFederation(algorithm, joined, CallLimits(quorum=quorum), NO_LAUNCHER, print)
+
+    monkeypatch.setattr(GroupCalls, "join", lambda *_: None)
+    assert fed(0.6).live == 3
+    fed(0.6).join()
+    said = r"^the aggregators of 3 of 5 clients have joined, the quorum is 4 \(runtime\.quorum is 0\.8\)$"
+    for t in (1, algorithm.protocol.rounds):
+        with pytest.raises(RunFailed, match=said):
+            fed(0.8).join(t)
+    fed(0.8).join(algorithm.protocol.rounds + 1)  # all rounds are done: aggregators were told to leave
+
+    def late(*_):
+        raise RunFailed("clients [0] did not join within 4 s")
+
+    monkeypatch.setattr(GroupCalls, "join", late)
+    with pytest.raises(RunFailed, match=r"^aggregators \[0\] did not join within 4 s$"):
+        fed(1.0).join()
+
+
+def test_an_aggregator_of_this_machine_restarts_at_its_address_and_is_told_its_lost_clients(tmp_path, monkeypatch):
+    files, specs, pipes = RunFolder(tmp_path), [], []
+    files.addresses.mkdir()
+    files.address("coordinator").write_text("tcp://127.0.0.1:4700")
+    files.operator_key.write_text("0" * 64)
+    aggregators = LocalAggregators(files, RuntimeSettings(), [range(2), range(2, 5)], "tcp://127.0.0.1:*")
+
+    def fork(title, start, log, descriptors):
+        specs.append(json.loads(start.argument))
+        pipes.append(Connection(os.dup(descriptors[0]), writable=False))
+
+    monkeypatch.setattr(parents, "fork_role", fork)
+    for number in (0, 1, 1):
+        aggregators.start(f"aggregator_000{number}")
+        files.address(f"aggregator_000{number}").write_text(f"tcp://127.0.0.1:471{number}")
+    assert [(spec["number"], spec["bind"], spec["connect"]) for spec in specs] == [
+        (0, "tcp://127.0.0.1:*", "tcp://127.0.0.1:4700"), (1, "tcp://127.0.0.1:*", "tcp://127.0.0.1:4700"),
+        (1, "tcp://127.0.0.1:4711", "tcp://127.0.0.1:4700"),
+    ]  # fmt: skip
+    assert aggregators.addresses() == {c: f"tcp://127.0.0.1:471{int(c > 1)}" for c in range(5)}
+    aggregators.tell_again("aggregator_0001", [4, 0, 2])
+    aggregators.close()
+    heard = []
+    for pipe in pipes:
+        heard.append([])
+        with pipe, contextlib.suppress(EOFError):
+            while pipe.poll(60):
+                heard[-1].append(pipe.recv_bytes())
+    assert heard == [[], [], [b"2", b"4"]]
 
 
 def start(out, algorithm=None, **changes):
