@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from signal import SIGUSR1
 
 import psutil
 import pytest
@@ -25,10 +27,15 @@ from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.messages import (
     AgentError,
     AgentHello,
+    AggregatorEnded,
+    AggregatorListens,
+    AggregatorRecords,
     GroupCommand,
     PrepareKeys,
     PublicKeys,
     SetJob,
+    SignalAggregator,
+    StartAggregator,
     StartWorker,
     WorkerEnded,
     read_command,
@@ -185,6 +192,34 @@ def test_workers_of_an_agent_that_fails_end_with_its_code_and_its_reason(tmp_pat
     assert [handle.log_path.read_text() for handle in handles] == ["host far: it has no GPU 7\n", "its own\n"]
     for handle in handles:
         handle.close()
+
+
+def test_what_an_aggregator_reports_is_in_the_run_folder_and_it_ends_once(tmp_path):
+    files, address = RunFolder(tmp_path), "tcp://127.0.0.1:4711"
+    for folder in (files.addresses, files.logs):
+        folder.mkdir()
+    ended = AggregatorEnded(code=4, log="error: the coordinator is silent")
+    records = [AggregatorRecords(file=file, lines=[{"text": file}]) for file in ("warnings", "messages")]
+    connection = Connection(AggregatorListens(address=address), *records, ended, ended)
+    agent = HostAgent(Host("far", lambda: connection))
+    agent.open()
+    agent.wait_for(agent.has_answered, 60)
+    command = StartAggregator(
+        files={}, operator_key="k", connect="", round_timeout_s=1, join_timeout_s=1, orphan_timeout_s=1
+    )  # fmt: skip
+    handle = agent.start_aggregator(command, "aggregator_0001", files)
+    handle.signal(SIGUSR1)
+    connection.ends.set()
+    assert handle.wait(60) == 4
+    agent.join(60)
+    assert connection.sent == [command, SignalAggregator(number=SIGUSR1)]
+    assert agent.error_text == "agent-line: a report of an aggregator that was not started"
+    assert files.address("aggregator_0001").read_text() == address
+    assert [files.warnings.read_text(), files.messages.read_text()] == ['{"text":"warnings"}\n', '{"text":"messages"}\n']
+    assert files.log("aggregator_0001").read_text() == "error: the coordinator is silent\n"
+    assert re.match(r"aggregator_0001 ended with code 4: error: the coordinator is silent \(log: ", str(handle.failure(4)))
+    handle.close()
+    handle.close()
 
 
 def test_a_run_that_ends_does_not_wait_for_a_host_that_it_tries_to_reach(monkeypatch):

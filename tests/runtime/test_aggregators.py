@@ -390,12 +390,20 @@ def test_the_quorum_counts_the_clients_whose_aggregators_have_joined(finished, m
             fed(0.8).join(t)
     fed(0.8).join(algorithm.protocol.rounds + 1)  # all rounds are done: aggregators were told to leave
 
-    def late(*_):
+    seen, warned = [], []
+
+    def late(calls, t):
+        seen.append((calls.quorum, calls.timeout_s, calls.join_timeout_s))
+        calls._warn("clients [0] have not joined")
         raise RunFailed("clients [0] did not join within 4 s")
 
     monkeypatch.setattr(GroupCalls, "join", late)
-    with pytest.raises(RunFailed, match=r"^aggregators \[0\] did not join within 4 s$"):
-        fed(1.0).join()
+    for quorum in (1.0, 0.8):
+        limits = CallLimits(quorum, timeout_s=3.0, join_timeout_s=2.0)
+        with pytest.raises(RunFailed, match=r"^aggregators \[0\] did not join within 4 s$"):
+            TreeFederation(algorithm, joined, limits, NO_LAUNCHER, warned.append).join()
+    assert seen == [(1.0, 6.0, 4.0), (0.0, 6.0, 4.0)]  # aggregators wait for their clients as long as one server would
+    assert warned == 2 * ["aggregators [0] have not joined"]
 
 
 def test_an_aggregator_of_this_machine_restarts_at_its_address_and_is_told_its_lost_clients(tmp_path, monkeypatch):
