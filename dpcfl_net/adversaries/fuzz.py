@@ -147,7 +147,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     print(_line("in all", total))
     print(f"the process grew by {grown / 2**20:.0f} MiB; only typed refusals were raised, and no invalid input was accepted")
-    return int(grown > MOST_RESIDENT)
+    if grown > MOST_RESIDENT:
+        print(f"the process grew by more than {MOST_RESIDENT / 2**20:.0f} MiB", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _line(name: str, found: FuzzResult) -> str:

@@ -115,21 +115,6 @@ def test_more_hosts_than_worker_processes_are_refused():
         placement_of(1, 1, 1).group_sizes(8, 4)
 
 
-@pytest.mark.parametrize(
-    ("listening", "bound", "reached", "relay"),
-    [
-        (ListenAddress("10.0.0.1"), "tcp://10.0.0.1:*", "tcp://10.0.0.1:9", None),
-        (ListenAddress("::1", ports=(5700, 5701)), "tcp://[::1]:5700", "tcp://[::1]:9", 5702),
-        (ListenAddress("10.0.0.1", bind="0.0.0.0", ports=(5701, 5700)), "tcp://0.0.0.0:5701", "tcp://10.0.0.1:9", 5702),
-    ],
-)
-def test_addresses_of_this_machine_for_workers_elsewhere(listening, bound, reached, relay):
-    placement = RemotePlacement([], listening)
-    assert placement.bind("coordinator") == bound
-    assert placement.reachable_address("tcp://0.0.0.0:9") == reached
-    assert placement.first_relay_port() == relay
-
-
 @pytest.mark.parametrize("value", ["1001", "-1", "x", "[]", "[0, 5]", "[2.5, 2.5]", "true"])
 def test_a_number_of_aggregators_that_is_none_is_named_with_what_is_allowed(value):
     with pytest.raises(ConfigError, match=r"runtime.aggregators is .*: must be a number from 0 to 1,000, or a list"):

@@ -255,9 +255,14 @@ def test_a_job_with_a_number_that_has_no_canonical_form_is_refused(tmp_path, tar
         job_reader.read_protocol(RunFolder(tmp_path).protocol)
 
 
-def test_the_door_prints_what_became_of_the_inputs(capsys):
+def test_the_door_prints_what_became_of_the_inputs(capsys, monkeypatch):
     assert fuzz.main(["--inputs", "300", "--target", "chunks"]) == 0
-    assert "chunks: 300 inputs" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "chunks: 300 inputs" in said.out
+    assert said.err == ""
+    monkeypatch.setattr(fuzz, "MOST_RESIDENT", -(1 << 20))
+    assert fuzz.main(["--inputs", "1", "--target", "chunks"]) == 1
+    assert capsys.readouterr().err == "the process grew by more than -1 MiB\n"
     with pytest.raises(SystemExit):
         fuzz.main(["--target", "nobody"])
     with pytest.raises(SystemExit):
