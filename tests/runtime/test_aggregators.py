@@ -619,6 +619,9 @@ def test_a_task_cannot_stay_open_with_aggregators(finished):
     """A user's algorithm that asked for it ended with an error that had no message."""
     algorithm = job_of(finished).algorithm
     fed = TreeFederation(algorithm, None, CallLimits(quorum=0.0), NO_LAUNCHER, print)
+    means = ModelMeans(np.zeros((2, algorithm.protocol.model.parameters), np.float32))
+    with pytest.raises(RunFailed, match=r"^round 0: client step 'train' gives no 'choice'"):
+        fed.add_up(algorithm.train, means)
     for ask in (lambda: fed.submit(Participation(0, 1, "train", {})), fed.next_outcome):
         with pytest.raises(RunFailed, match=r"tasks cannot stay open with runtime\.aggregators"):
             ask()

@@ -165,6 +165,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "the template, server": ("server", open_tasks, "match_template", _nothing),
     "the norm bound, server": ("server", open_tasks, "checked", _unchecked),
     "hash and finite values, server": ("server", payload.Assembly, "tensors", _unhashed),
+    "finite values, server": ("server", tensors, "finite", _yes),
     "rising sequence numbers, client": ("client", channel.Channel, "admit", _nothing),
     "run, job and version, client": ("client", channel.Stamp, "require_same", _nothing),
     "the template, client": ("client", client, "match_template", _nothing),

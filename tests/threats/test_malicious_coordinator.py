@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from dpcfl_net.adversaries import hostile_worker, malicious_coordinator, malicio
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, make, round_number, usual_step
-from dpcfl_net.adversaries.scripts import chosen, run
+from dpcfl_net.adversaries.reactions import Heard
+from dpcfl_net.adversaries.scripts import chosen, run, verdict
 from dpcfl_net.core import signing
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import Task
@@ -170,6 +172,40 @@ def test_a_folder_without_the_ledger_of_a_connected_client_is_an_error(finished_
         assert server.join() == []
         with pytest.raises(ConfigError, match=r"ledger\.jsonl is missing although client 0 is connected"):
             server.play(STEPS["honest"])
+
+
+@pytest.mark.parametrize(
+    ("pays", "answer", "charges", "repeated", "holds"),
+    [
+        (True, "release", (0, 1), False, True), (True, "release", (0, 0), True, True), (True, "release", (0, 2), False, False),
+        (True, "refused", (0, 0), False, False), (True, "gone", (0, 0), False, False),
+        (False, "refused", (3, 3), False, True), (False, "silence", (3, 3), False, True), (False, "refused", (3, 4), False, False),
+        (False, "release", (3, 3), True, True), (False, "release", (3, 3), False, False), (False, "release", (3, 4), True, False),
+        (False, "unusable", (3, 3), False, False), (False, "gone", None, False, True), (False, "release", None, False, False),
+    ],
+)  # fmt: skip
+def test_a_client_holds_if_it_sends_no_new_bytes_and_charges_nothing_that_the_plan_does_not_pay(
+    monkeypatch, pays, answer, charges, repeated, holds
+):
+    server = object.__new__(MaliciousCoordinator)
+    heard = Heard(answer, tensors={"update": np.ones(3, np.float32)} if answer == "release" else {})
+    server._seen, server._usual, before = set(), SimpleNamespace(kind="train"), None
+    if charges is not None:
+        before = charges[0]
+    monkeypatch.setattr(server, "_charges", lambda client: None if charges is None else charges[1], raising=False)
+    step = replace(STEPS["honest"], pays=pays)
+    if repeated:
+        server._reaction(step, 1, 0, heard, before)
+    server._reaction(step, 1, 1, heard, before)  # the same bytes of another client
+    found = server._reaction(step, 1, 0, heard, before)
+    assert (found.holds, found.repeated, found.charges, found.task) == (holds, repeated, charges, "train")
+    assert ("DOES NOT HOLD" in str(found)) != holds
+
+
+def test_the_verdict_of_a_script_is_good_only_if_every_reaction_holds(capsys):
+    held, broken = SimpleNamespace(holds=True), SimpleNamespace(holds=False)
+    assert [verdict(reactions) for reactions in ([held, held], [held, broken], [])] == [0, 3, 3]
+    assert capsys.readouterr().out == "2 of 2 reactions hold\n1 of 2 reactions hold\n0 of 0 reactions hold\n"
 
 
 @pytest.mark.parametrize(
