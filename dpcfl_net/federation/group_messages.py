@@ -147,8 +147,8 @@ class GroupMessages:
         self.steps, self.encoding, self._algorithm = client_steps(algorithm), MessageEncoding(algorithm), algorithm
         self._parameters = algorithm.protocol.model.parameters
         self._most = max(algorithm.capabilities.max_models, algorithm.capabilities.published_models)
-        self._clients = len(algorithm.protocol.roster)
         self._groups = [entry.clients for entry in algorithm.protocol.aggregators]
+        self._largest = max(map(len, self._groups))
 
     def step(self, task: str) -> ClientStep | None:
         """Return the client step of a group's task; None for an unknown name."""
@@ -197,11 +197,11 @@ class GroupMessages:
         Args:
             task: Name of the task, as the coordinator sent it.
         """
-        step, each, most = self.step(task), ((1, self._clients),), (1, self._most)
+        step, each, most = self.step(task), ((1, self._largest),), (1, self._most)
         assert step is not None
         found = {STATUS: TensorTemplate("i8", each)}
         if not task.endswith(SUMMED):
-            return found | _tables(self.encoding.release_template(step), 0, self._clients)
+            return found | _tables(self.encoding.release_template(step), 0, self._largest)
         return found | {
             ROW: TensorTemplate("i8", each),
             TOTALS: TensorTemplate("f8", (most, self._parameters)),

@@ -43,7 +43,7 @@ from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.aggregator import run_aggregator
 from dpcfl_net.runtime.specs import AggregatorSpec
 from dpcfl_net.transport.keys import make_keys
-from dpcfl_net.transport.messages import match_template
+from dpcfl_net.transport.messages import WireError, match_template
 
 SETTINGS = {
     "data": {"dataset": "digits", "clients": [1, 2, 2], "train_per_client": 100, "test_per_client": 40},
@@ -225,6 +225,10 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
     nobody = {wire.STATUS: one[:1], **wire.stacked(messages.encoding.release_template(messages.steps["train"]), [])}
     _match(nobody, messages.answer_template("train"))  # a group of one client, which is missing
     _match({wire.STATUS: one[:1], wire.ROW: one[:1], wire.TOTALS: np.zeros((1, p))}, messages.answer_template(name))
+    too_many = {wire.STATUS: np.ones(4, np.int64), "update": np.zeros((4, p), np.float32)}  # all but one of the roster
+    for part in ({wire.STATUS: one}, {"update": np.zeros((3, p), np.float32)}):
+        with pytest.raises(WireError, match="template"):  # before memory is taken for more than the largest group
+            _match(too_many | part, messages.answer_template("train"))
 
 
 def test_no_sums_are_asked_of_a_step_that_gives_no_update(tmp_path):
