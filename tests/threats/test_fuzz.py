@@ -134,6 +134,10 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _another_error(*_: Any) -> None:
+    raise ValueError
+
+
 def _yes(*_: Any) -> bool:
     return True
 
@@ -162,6 +166,8 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "the connection of the HELLO": ("server", connections.Connections, "known", _any_route),
     "one connection a client": ("server", connections.Connections, "_alive", lambda self, peer: False),
     "boots that were used": ("server", connections, "remember", _forgetful),
+    "a typed refusal, server": ("server", open_tasks, "match_template", _another_error),
+    "a typed refusal, client": ("client", client, "match_template", _another_error),
     "the template, server": ("server", open_tasks, "match_template", _nothing),
     "the norm bound, server": ("server", open_tasks, "checked", _unchecked),
     "hash and finite values, server": ("server", payload.Assembly, "tensors", _unhashed),
