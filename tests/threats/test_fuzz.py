@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpcfl_net.federation.secure import client_checks, server_stages
 from dpcfl_net.transport import channel, client, connections, encodings, message_log, messages, open_tasks, payload, transcript
 from dpcfl_net.transport.header_rules import RULES
 from dpcfl_net.transport.messages import Header, WireError, decode, unpack_strict
+from dpcfl_net.transport.open_tasks import OpenTasks
 from dpcfl_net.transport.payload import Assembly
 
 INPUTS = {
@@ -120,6 +122,24 @@ def _any_route(self: connections.Connections, route: bytes, number: int, header:
     return peer
 
 
+_ANSWER, _WELCOME, _TASK = OpenTasks.answer, client.ClientEndpoint._answered_hello, client.ClientEndpoint._task
+
+
+def _any_round(self: OpenTasks, peer: Any, header: Header) -> None:
+    if peer.open is not None and header.parent == peer.open.id:
+        peer.open.round = header.round
+    _ANSWER(self, peer, header)
+
+
+def _any_welcome(self: client.ClientEndpoint, header: Header) -> None:
+    _WELCOME(self, replace(header, parent=next(iter(self._hellos))))
+
+
+def _answered_again(self: client.ClientEndpoint, header: Header) -> None:
+    self._tasks.pop(header.id, None)
+    _TASK(self, header)
+
+
 def _put_aside_first(header: Header, chunks: list[bytes | None]) -> Any:
     assembly = Assembly(header)
     try:
@@ -166,6 +186,9 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "the connection of the HELLO": ("server", connections.Connections, "known", _any_route),
     "one connection a client": ("server", connections.Connections, "_alive", lambda self, peer: False),
     "boots that were used": ("server", connections, "remember", _forgetful),
+    "the round of an answer": ("server", OpenTasks, "answer", _any_round),
+    "the HELLO of a WELCOME": ("client", client.ClientEndpoint, "_answered_hello", _any_welcome),
+    "tasks that were answered": ("client", client.ClientEndpoint, "_task", _answered_again),
     "a typed refusal, server": ("server", open_tasks, "match_template", _another_error),
     "a typed refusal, client": ("client", client, "match_template", _another_error),
     "the template, server": ("server", open_tasks, "match_template", _nothing),
@@ -205,7 +228,7 @@ MOST = {
 }
 
 
-SLOW = ("a bound on stored message ids", "a bound on queued messages")
+SLOW = ("a bound on stored message ids", "a bound on queued messages", "the round of an answer")
 
 
 @pytest.mark.parametrize("left_out", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BROKEN])
