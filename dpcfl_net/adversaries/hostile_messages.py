@@ -54,8 +54,9 @@ def _other(**changes: Any) -> Callable[[HostileConnection], Said]:
 
 
 def _table(*rows: list[Any]) -> Callable[[HostileConnection], Said]:
-    """A result that announces only these tensors."""
-    return _field(kind="RESULT", code="release", tensors=list(rows))
+    """A result that announces only these tensors, with the number of chunks and a hash that go with their bytes."""
+    size = sum(row[3] for row in rows)
+    return _field(kind="RESULT", code="release", tensors=[*rows], chunks=-(-size // CHUNK), blake3="c" * 64 if size else "")
 
 
 def _three_frames(line: HostileConnection) -> Said:
@@ -89,7 +90,7 @@ MESSAGES: dict[str, tuple[str, Callable[[HostileConnection], Said]]] = {
     "privacy-parameter": ("a field that would set the noise", _field(noise_multiplier=0.0)),
     "object-dtype": ("a tensor of Python objects", _table(["update", "O", [1], 8])),
     "shape-overflow": ("sides whose product is 0 in 64 bits", _table(["update", "f4", [1 << 32, 1 << 32], 0])),
-    "negative-side": ("a side of -1", _table(["update", "f4", [-1], -4])),
+    "negative-side": ("two sides of -1, whose product is 1", _table(["update", "f4", [-1, -1], 4])),
     "repeated-tensor": ("two tensors with one name", _table(["update", "f4", [1], 4], ["update", "f4", [1], 4])),
     "wrong-version": ("another protocol version", _other(version=VERSION + 1)),
     "wrong-run": ("another run", _other(run="f" * 32)),

@@ -252,9 +252,28 @@ def test_deep_and_huge_headers_cost_nothing(evidence):
     )
 
 
+RIGHT = {  # row, column and value with which the hostile worker's table would be right
+    "object-dtype": (0, 1, "i8"),
+    "shape-overflow": (0, 2, [1 << 32, 0]),
+    "negative-side": (0, 2, [1, 1]),
+    "repeated-tensor": (1, 0, "update2"),
+}
+
+
+@pytest.mark.parametrize("step", RIGHT)
+def test_a_hostile_table_is_wrong_in_one_place_only(step):
+    """They lacked a hash and chunks: each would have been refused without the check that it is made for."""
+    row, column, value = RIGHT[step]
+    assert code_of(said(step)) == "schema"
+    header = msgpack.unpackb(said(step))
+    header["tensors"][row][column] = value
+    assert decode(msgpack.packb(header)).kind == "RESULT"
+
+
 SHAPES = [
     [["a", "f4", [-1], 4]],
     [["a", "f4", [-1], -4]],
+    [["a", "f4", [-1, -1], 4]],
     [["a", "f4", [True], 4]],
     [["a", "f4", [2], 4]],
     [["a", "f4", [1 << 33, 1 << 33], 0]],
