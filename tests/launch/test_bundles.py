@@ -105,6 +105,15 @@ def test_commands_and_reports_pass_a_bundle_whole_and_in_order_until_its_agent_e
     assert len(cluster.killed) == 1
 
 
+def test_a_bundle_that_is_closed_lets_its_agent_end_in_order(cluster):
+    connection = cluster.connect()
+    connection.send(b"word\n")
+    assert next(connection.reports()) == b"word"
+    connection.close(30.0)
+    (actor,) = cluster.killed
+    assert actor.bundle._agent.returncode == 7
+
+
 def test_the_end_of_a_bundle_is_told(cluster):
     connection = cluster.connect("exit 0")
     assert [*connection.reports()] == []
