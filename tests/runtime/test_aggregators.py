@@ -249,7 +249,7 @@ def added(finished, monkeypatch):
     fed = TreeFederation(algorithm, None, CallLimits(quorum=0.0), NO_LAUNCHER, print)
     p, totals = algorithm.protocol.model.parameters, {0: [[UNIT], [0.0]], 1: [[0.0], [10 * UNIT]]}
 
-    def add_up(quorum=0.0, **lies):
+    def add_up(quorum=0.0, asked=(0, 2, 3), **lies):
         fed.quorum = quorum
 
         def exchange(calls, t, task, messages, take):
@@ -264,7 +264,7 @@ def added(finished, monkeypatch):
 
         monkeypatch.setattr(GroupCalls, "exchange", exchange)
         means = ModelMeans(np.zeros((2, p), np.float32), {0: 1.0, 2: 2.0, 3: 3.0})
-        each = {client: {"model": means.models[row]} for client, row in ROWS.items()}
+        each = {client: {"model": means.models[ROWS[client]]} for client in asked}
         return fed.add_up(algorithm.train, means, ROWS, each=each), means.moved()[:, 0].tolist()
 
     return add_up
@@ -278,6 +278,10 @@ UNIT = 1 / 64  # of each number in an update, within the bound of an update's no
 def test_the_server_counts_and_weighs_the_updates_of_a_group_itself(added, row):
     """An aggregator that sent the weight 0 with some updates made a model that was not finite, which a checkpoint kept."""
     assert added(row=row) == (ROWS, [UNIT, 2 * UNIT])
+
+
+def test_an_aggregator_without_a_client_that_is_asked_gets_no_task(added):
+    assert added(asked=(2, 3)) == ({2: 1, 3: 1}, [0.0, 2 * UNIT])
 
 
 def test_an_aggregator_may_miss_a_client(added):

@@ -36,7 +36,7 @@ from wire_ends import (
     target,
 )
 
-from dpcfl_net.adversaries.hostile_messages import CANARY, MESSAGES, pickle_that_writes
+from dpcfl_net.adversaries.hostile_messages import ANSWERS, CANARY, MESSAGES, pickle_that_writes
 from dpcfl_net.adversaries.hostile_worker import STEPS, Reaction, play
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError
@@ -250,6 +250,12 @@ def test_deep_and_huge_headers_cost_nothing(evidence):
     evidence.control(
         f"lenient msgpack takes {read:.0f} MiB for a header of 8 MiB, and would for any; json.loads of a deep nesting: RecursionError"
     )
+
+
+@pytest.mark.parametrize("shape", [(), (400,)])
+def test_a_huge_update_has_the_norm_that_it_is_said_to_have(shape):
+    update = ANSWERS["huge-update"][1]({"update": np.zeros(shape, np.float32)}, None)["tensors"]["update"]
+    assert np.linalg.norm(update) == pytest.approx(1e6)
 
 
 RIGHT = {  # row, column and value with which the hostile worker's table would be right
