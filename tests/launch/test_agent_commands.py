@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1
 from types import SimpleNamespace
@@ -17,6 +20,7 @@ from dpcfl_net.launch.placement import agent as agent_module
 from dpcfl_net.launch.placement.messages import (
     FILES,
     PUBLIC_FILES,
+    AggregatorEnded,
     AggregatorListens,
     GroupCommand,
     LoseClient,
@@ -85,6 +89,15 @@ def done(monkeypatch) -> list[tuple[Any, ...]]:
 
         def signal(self, number: int) -> None:
             done.append(("aggregator", "signal", number))
+            if number == SIGKILL:
+                read, write = os.pipe()
+                os.close(write)
+                self.sentinels.append(read)
+
+        def ended(self) -> list[Message]:
+            done.append(("aggregator", "ended"))
+            os.close(self.sentinels.pop())
+            return [AggregatorEnded(code=-SIGKILL, log="")]
 
         def news(self) -> list[Message]:
             self.looks -= self.starting
@@ -133,6 +146,29 @@ def test_workers_and_their_commands_wait_for_the_aggregator_unless_they_are_ende
         ("connect", ADDRESS), (3, "starts", 2, True), (3, "command", "start 4"), (3, "signal", SIGUSR1),
         ("aggregator", "ends"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [([], (3, "starts", 2, True)), ([SignalAggregator(number=SIGKILL)], ("aggregator", "ended"))],
+    ids=["listens", "has ended"],
+)
+def test_an_agent_that_gets_no_more_commands_sees_that_its_aggregator(tmp_path, done, monkeypatch, more, seen):
+    monkeypatch.setattr(agent_module.HostAggregator, "looks", 4)
+
+    def ends(close: Callable[[], None]) -> None:
+        def wait() -> None:
+            deadline = time.monotonic() + 30
+            while seen not in done and time.monotonic() < deadline:
+                time.sleep(0.01)
+            close()
+
+        threading.Thread(target=wait).start()
+
+    keys = KEYS.model_copy(update={"aggregator": 0})
+    reports = reports_of(tmp_path, keys, JOB, StartWorker(first=3, count=2, group=True), AGGREGATOR, *more, ends=ends)
+    assert seen in done
+    assert [report.code for report in reports if isinstance(report, AggregatorEnded)] == [-SIGKILL] * len(more)
 
 
 @pytest.mark.parametrize("commands", [[], [AGGREGATOR]], ids=["never", "at the end"])
