@@ -93,7 +93,7 @@ def test_a_command_that_reads_nothing_leaves_no_descriptor(tmp_path):
     assert len(descriptors()) == before
 
 
-def test_an_agent_whose_aggregator_does_not_close_ends_its_workers(tmp_path):
+def test_an_agent_whose_aggregator_does_not_close_ends_its_workers_and_removes_their_slots(tmp_path):
     closed = []
     commands, theirs = os.pipe()
     agent = Agent(tmp_path, commands, os.open(os.devnull, os.O_WRONLY))
@@ -101,12 +101,13 @@ def test_an_agent_whose_aggregator_does_not_close_ends_its_workers(tmp_path):
         close=lambda: closed.append("aggregator") or 1 / 0, sentinels=(), starting=False, listens=False, news=list
     )
     agent._launcher = SimpleNamespace(close=lambda: closed.append("workers"))
+    agent._slots = SimpleNamespace(close=lambda: closed.append("slots"))
     os.close(theirs)
     with pytest.raises(ZeroDivisionError):
         agent.serve()
     os.close(commands)
     os.close(agent._reports)
-    assert closed == ["aggregator", "workers"]
+    assert closed == ["aggregator", "workers", "slots"]
 
 
 def test_a_placement_group_that_ray_does_not_remove_leaves_no_other(monkeypatch):
