@@ -192,14 +192,15 @@ def test_other_keys_than_those_of_the_job_are_refused(change, said):
     assert {"keys": agent.keys, "identities": agent.identities, "aggregator": agent.aggregator_key} == known
 
 
-def test_a_ledger_of_a_client_of_another_host_is_not_copied(tmp_path):
+@pytest.mark.parametrize(("client", "copies"), [(4, "ledgers"), (3, None)])
+def test_a_ledger_of_a_client_of_another_host_or_before_there_is_a_run_is_not_copied(tmp_path, client, copies):
     """Its host would be refused afterwards: its ledger would lack the lines of the copy."""
-    agent = connected(LedgerUpdate(client=4, at=0, lines="{}\n", counter=COUNTER))
-    agent.ledgers = tmp_path / "ledgers"
+    agent = connected(LedgerUpdate(client=client, at=0, lines="{}\n", counter=COUNTER))
+    agent.ledgers = None if copies is None else tmp_path / copies
     handle = agent.start(ClientRange(range(3, 4)), tmp_path / "log")
     assert handle.wait(60) == LOST, "after which it starts again"
-    assert "a ledger of client 4, which is not on this host" in handle.log_path.read_text()
-    assert not agent.ledgers.exists()
+    assert f"a ledger of client {client}, which is not on this host" in handle.log_path.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
     handle.close()
 
 
