@@ -261,14 +261,16 @@ def test_a_relay_that_may_open_no_more_files_ends_connections_that_wait(tmp_path
         client = stack.enter_context(relay.connect())
         client.sendall(b"a")
         assert client.recv(1) == b"a"
-        resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE, (60, 60))
+        resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE, (60, 61))
         for number in range(1, 4):
             for _ in range(MOST_CONNECTIONS):
                 stack.enter_context(relay.connect(number))
-        again = stack.enter_context(relay.connect())
-        for end in (client, again):
-            end.sendall(b"b")
-            assert end.recv(1) == b"b"
+        for limit in (60, 60, 61):  # one of them leaves the relay one file, where a connection needs two
+            resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE, (limit, 61))
+            again = stack.enter_context(relay.connect())
+            for end in (client, again):
+                end.sendall(b"b")
+                assert end.recv(1) == b"b"
         relay.process.terminate()
         assert relay.process.communicate(timeout=10)[1] == ""
 

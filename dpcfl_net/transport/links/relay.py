@@ -164,13 +164,19 @@ class Relay:
         if len(port.connections) >= MOST_CONNECTIONS:
             _make_room(port)
         try:
-            made = Connection(accepted, port, self._upstream, self.now_s)
-        except OSError as error:
+            made = self._connection(accepted, port)
+        except BaseException:
             accepted.close()
-            self._make_room_for_files(error)
-            return
+            raise
         port.totals.connections += 1
         port.connections[made] = None
+
+    def _connection(self, accepted: socket.socket, port: Port) -> Connection:
+        try:
+            return Connection(accepted, port, self._upstream, self.now_s)
+        except OSError as error:  # the accepted socket has taken the last file: the newest connection is not the one to end
+            self._make_room_for_files(error)
+            return Connection(accepted, port, self._upstream, self.now_s)
 
     def _make_room_for_files(self, error: OSError) -> None:
         """Reset a connection of the client with most of them if the process may open no more files; raise any other error."""
