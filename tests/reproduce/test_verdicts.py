@@ -89,6 +89,8 @@ def test_a_part_of_a_figure_concludes_nothing_from_all_comparisons():
     near = claim(Comparison({seed: 1.0 + (-1) ** seed for seed in range(4)}, 0.5), grows=True)
     told = [judge([near], partial=partial)[0].basis for partial in (False, True)]
     assert ["would decide" in basis for basis in told] == [True, False]  # more seeds of a part settle nothing
+    (none,) = judge([claim(grows=True)], partial=True)
+    assert (none.verdict, none.basis) == ("undecided", "")
     assert judge([claim(good)], partial=True)[0].verdict == "holds"  # it has one comparison whatever else was run
 
 
@@ -106,6 +108,7 @@ def test_differences_that_are_equal_up_to_rounding_have_no_spread(margin):
     assert statistics.interval(values) is None
     assert statistics.seeds_needed(values, margin) is None
     assert one.p_values() == {0.5: (0.5**6, 1.0), 1.25: (1.0, 1.0), 2.0: (1.0, 0.5**6)}[margin]
+    assert claim(one).p_value()[0] == min(1.0, 2 * min(one.p_values()))  # ties on all seeds: both sides have a p of 1
     few = Comparison({seed: one.values[seed] for seed in range(3)}, margin)
     assert judge([claim(few)])[0].verdict == "undecided"
 
@@ -154,6 +157,8 @@ def test_a_decision_that_is_kept_has_its_own_p_value_and_the_correction_of_its_l
 def test_shares_count_a_seed_once():
     wrong = share({seed: [False] * 20 for seed in range(3)})
     assert wrong.p_values()[1] < 0.01
+    lost = judge([claim(wrong)])[0]
+    assert (lost.verdict, "seeds, even without Holm" in lost.basis) == ("does not hold", False)  # it asks for no seeds
     right = share({seed: [True] * 20 for seed in range(10)})
     assert right.p_values()[0] == pytest.approx(0.9**10)  # not 0.9**200
     mixed = Comparison({0: 0.25, 1: 0.5, 2: 0.75, 3: 0.0}, 0.9, test="share")  # Hoeffding's bound at a mean of .375

@@ -179,6 +179,10 @@ def test_no_field_carries_a_privacy_parameter_or_a_figure(name: str) -> None:
         {"tensors": [["a", "f4", [1 << 32], 1 << 34], ["b", "f4", [1], 4]], "chunks": (1 << 13) + 1, "blake3": "c" * 64},
         {"tensors": [["a", "f4", [1], 4]], "chunks": 2, "blake3": "c" * 64},
         {"tensors": [["a", "f4", [1], 4]], "chunks": 1},
+        {"chunks": 1},
+        {"blake3": "c" * 64},
+        {"tensors": [["a", "f4", [1], 4], ["a", "f4", [1], 4]], "chunks": 1, "blake3": "c" * 64},
+        {"tensors": [["b", "f4", [1], 4], ["a", "f4", [1], 4]], "chunks": 1, "blake3": "c" * 64},
         {"tensors": [["a", "f4", [1]]], "chunks": 1, "blake3": "c" * 64},
     ],
 )
