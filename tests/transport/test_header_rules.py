@@ -113,7 +113,8 @@ def test_any_value_in_any_field_meets_the_declared_outcome(name: str, value: obj
 
 
 ROWS = (
-    [["a", "f4", [1], 4]] * 65,
+    [[f"a{number:02}", "f4", [1], 4] for number in range(64)],
+    [[f"a{number:02}", "f4", [1], 4] for number in range(65)],
     [["a", "f4", [1] * 9, 4]],
     [["a", "f4", [1] * 8, 4]],
     [["a", "f4", 1, 4]],
@@ -123,6 +124,8 @@ ROWS = (
     [["", "f4", [1], 4]],
     [["a\n", "f4", [1], 4]],
     [["a", ["f4"], [1], 4]],
+    [["a", "c8", [1], 8]],
+    [["a", "f", [1], 4]],
     [["a", "f4", "1", 4]],
     [["a", "f4", {}, 4]],
     [["a", "f4", [(1 << 34) + 1], 4]],
