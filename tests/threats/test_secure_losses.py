@@ -176,7 +176,10 @@ def test_answer_times_and_drop_outs_do_not_follow_the_secret_coin(tmp_path, evid
     assert np.allclose(seconds[:, MASKED_STEP], 1.0, rtol=0, atol=1e-5)  # of times since the epoch
     assert np.allclose(seconds[:, STAGES], 0.2, rtol=0, atol=1e-5)
     answered = []
-    for task, taken in [("masked_update", 0.01), ("masked_update", 0.5), ("secure_keys", 0.01), ("secure_unmask", 0.05)]:
+    for task, taken, left in [
+        ("masked_update", 0.01, -math.inf), ("masked_update", 0.5, -math.inf), ("secure_keys", 0.01, -math.inf),
+        ("secure_unmask", 0.05, -math.inf), ("masked_update", 0.9, 100.8), ("masked_update", 2.5, -math.inf),
+    ]:  # fmt: skip
         clock = SimpleNamespace(now=100.0 + taken)  # the real worker's wait, on a clock that only its sleep moves
         fake = SimpleNamespace(
             monotonic=lambda clock=clock: clock.now, sleep=lambda s, clock=clock: setattr(clock, "now", clock.now + s)
@@ -184,9 +187,11 @@ def test_answer_times_and_drop_outs_do_not_follow_the_secret_coin(tmp_path, evid
         with monkeypatch.context() as patch:
             patch.setattr(worker, "time", fake)
             event = SimpleNamespace(task=task, arrived=100.0)
-            worker.Worker._wait_for_the_deadline(SimpleNamespace(job=job, _left=-math.inf), event)
+            own = SimpleNamespace(job=job, _left=left)
+            worker.Worker._wait_for_the_deadline(own, event)
         answered.append(clock.now)
-    assert answered == pytest.approx([101.0, 101.0, 100.2, 100.2])
+        assert own._left == pytest.approx(clock.now)  # from which the next one counts, if it has waited for this one
+    assert answered == pytest.approx([101.0, 101.0, 100.2, 100.2, 101.8, 103.0])
     evidence.got(
         f"all {seconds.size} answers of 4 rounds leave at their deadline, in (trained) or out: any time limit loses all or none"
     )
