@@ -316,7 +316,8 @@ def test_a_client_evaluates_as_many_records_whether_its_coin_has_drawn_it_or_not
     assert work == [20] * len(hosts)
 
 
-def test_a_client_that_starts_again_reports_the_figures_of_models_that_it_has_trained_further(tmp_path):
+@pytest.mark.parametrize(("deadline_s", "last"), [(None, (3, 0.75, 1.0)), (1.0, (3, None, None))])
+def test_a_client_that_starts_again_reports_the_figures_of_models_that_it_has_trained_further(tmp_path, deadline_s, last):
     """Those of rounds before the last one are gone with the models; a killed observer may not have written them."""
     kept = KeptFigures(tmp_path)
     for t, figures in ((2, (0.5, None)), (1, (0.25, 1.5)), (3, (None, None))):
@@ -328,10 +329,10 @@ def test_a_client_that_starts_again_reports_the_figures_of_models_that_it_has_tr
             gate=SimpleNamespace(answered_round=lambda: 3),
         ),
         _figures=KeptFigures(tmp_path), _link=lambda: SimpleNamespace(personal=lambda *figure: told.append(figure)),
-        _evaluated=lambda t: (0.75, 1.0), job=SimpleNamespace(protocol=SimpleNamespace(local=SimpleNamespace(deadline_s=None))),
+        _evaluated=lambda t: (0.75, 1.0), job=SimpleNamespace(protocol=SimpleNamespace(local=SimpleNamespace(deadline_s=deadline_s))),
     )  # fmt: skip
     Worker._report_personal_again(worker)
-    assert told == [(1, 0.25, 1.5), (2, 0.5, None), (3, 0.75, 1.0)]
+    assert told == [(1, 0.25, 1.5), (2, 0.5, None), last]  # with a deadline nothing is evaluated at the start
 
 
 def test_a_client_with_a_deadline_never_waits_for_a_core_after_it(job_of, keys, tmp_path):
@@ -485,3 +486,15 @@ def test_a_client_that_keeps_its_turn_computes_in_it_again():
             assert lock.locked()
     worker._kept_turn.close()
     assert not lock.locked()
+
+
+@pytest.mark.parametrize(("dismissed", "goodbye_ends"), [(True, True), (True, False), (False, True)])
+def test_keys_of_answers_are_erased_only_after_a_goodbye_that_ends_the_run(dismissed, goodbye_ends):
+    """A client that is started on demand, or stopped, may be asked again for the answer that a crashed server has lost."""
+    erased = []
+    host = SimpleNamespace(gate=SimpleNamespace(end=lambda: erased.append(True)), close=lambda: None)
+    worker = Worker(SimpleNamespace(goodbye_ends=goodbye_ends), None, host, None, nullcontext, ("", ""))
+    worker._report_personal_again = lambda: None
+    worker._talk = lambda: (setattr(worker, "_dismissed", dismissed), worker._tasks.put(None))
+    worker.serve()
+    assert erased == [True] * (dismissed and goodbye_ends)
