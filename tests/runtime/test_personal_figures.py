@@ -354,7 +354,8 @@ def test_a_client_with_a_deadline_never_waits_for_a_core_after_it(job_of, keys, 
     worker._link = lambda: outbox
     with closing(host):
         for round, task in ((1, "masked_update"), (2, "secure_keys")):
-            worker._answer(ClientEvent("task", "0" * 32, round, task), outbox)
+            worker._work(ClientEvent("task", "0" * 32, round, task))
+            assert not worker._keeps_turn  # a process of several clients would wait for itself
         assert seen == ["turn", "deadline", "answer", (1, None, None), "deadline", "answer"]
         seen.clear()
         host.gate.answered_round = lambda: 2

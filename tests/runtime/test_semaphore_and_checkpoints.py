@@ -194,6 +194,19 @@ def test_giving_back_wakes_who_waits_without_delay(tmp_path):
     assert min(delays) < 0.5, delays  # it was woken, and did not look for itself a second after it began to wait
 
 
+def test_slots_that_nobody_waits_for_leave_as_many_wake_ups_as_there_are_slots(tmp_path):
+    """A pipe takes 65,536 bytes: a worker without others would end after as many steps."""
+    with closing(ComputeSemaphore(tmp_path / "slots", 2)) as slots:
+        for _ in range(5):
+            with slots.hold():
+                pass
+        free = os.open(tmp_path / "slots" / "free", os.O_RDONLY | os.O_NONBLOCK)
+        assert os.read(free, 10) == b"xx"
+        os.close(free)
+    assert (tmp_path / "slots").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "slots").iterdir()} == {0o600}
+
+
 def test_slots_belong_to_the_host_and_the_user_across_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -232,6 +245,12 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     (tmp_path / "dpcfl_net").write_text("")
     with pytest.raises(RunFailed, match="cannot be created"):
         host_folder()
+    (tmp_path / "dpcfl_net").unlink()
+    folder, mine = host_folder(), os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    with pytest.raises(RunFailed, match="is not a folder of this user"):
+        host_folder()
+    assert {path.stat().st_mode & 0o777 for path in (folder, folder.parent)} == {0o700}
 
 
 def state(value: float) -> State:
