@@ -155,6 +155,8 @@ def test_a_largest_batch_whose_slots_differ_is_not_used(room: int | None) -> Non
     everywhere = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=4, path=Alternating(engine, set(range(200))))
     with pytest.raises(ConfigError, match="from 8 to 88 that were tried: the sum would show where a record lies"):
         everywhere.clipped_sum(start(), data, np.arange(4), room=room)
+    with pytest.raises(ConfigError, match="from 8 to 88 " if room is None else "from 45 to 124 "):
+        everywhere.check_batches((1, 8, 8), room=None if room is None else 90)  # of two pieces
 
 
 def test_on_a_gpu_the_slots_of_the_only_size_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
