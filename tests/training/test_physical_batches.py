@@ -143,17 +143,20 @@ class Alternating(Shifting):
         return logits, parts
 
 
-@pytest.mark.parametrize("room", [None, 8])
-def test_a_largest_batch_whose_slots_differ_is_not_used(room: int | None) -> None:
+@pytest.mark.parametrize(
+    ("room", "at", "used", "tried"),
+    [(None, {4, 8, 12}, 16, "8 to 88"), (8, {4, 8, 12}, 16, "8 to 88"), (20, {20}, 24, "20 to 100")],
+)
+def test_a_largest_batch_whose_slots_differ_is_not_used(room: int | None, at: set[int], used: int, tried: str) -> None:
     module, data = models.build("digits-cnn", (1, 8, 8), 10), Images(40)
     engine = choose(module, "fast", (1, 8, 8))[1]
-    trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=4, path=Alternating(engine, {4, 8, 12}))
+    trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=4, path=Alternating(engine, at))
     assert trainer.slots == 8
     for drawn in (1, 8):
         trainer.clipped_sum(start(), data, np.arange(drawn), room=room)
-        assert data.sizes[-1] == 16
+        assert data.sizes[-1] == used
     everywhere = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=4, path=Alternating(engine, set(range(200))))
-    with pytest.raises(ConfigError, match="from 8 to 88 that were tried: the sum would show where a record lies"):
+    with pytest.raises(ConfigError, match=f"from {tried} that were tried: the sum would show where a record lies"):
         everywhere.clipped_sum(start(), data, np.arange(4), room=room)
     with pytest.raises(ConfigError, match="from 8 to 88 " if room is None else "from 45 to 124 "):
         everywhere.check_batches((1, 8, 8), room=None if room is None else 90)  # of two pieces
