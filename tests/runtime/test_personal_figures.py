@@ -481,10 +481,12 @@ def test_a_client_that_keeps_its_turn_computes_in_it_again():
         yield
         lock.release()
 
-    worker._turn, worker._keeps_turn, worker._kept_turn, worker._arrived = turn, True, None, math.inf
+    worker._turn, worker._keeps_turn, worker._kept_turn = turn, True, None
+    worker._at_work, worker._arrived = False, math.inf
     for _ in range(2):
         with worker._computing():
             assert lock.locked()
+            assert worker._at_work  # the coordinator counts the timeout from then on
     worker._kept_turn.close()
     assert not lock.locked()
 

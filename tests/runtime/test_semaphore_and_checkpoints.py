@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 import pytest
 from full_disk import files_do_not_grow
+from safetensors.numpy import save
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.lock_holders import is_stopped
@@ -556,19 +557,19 @@ def test_a_file_in_a_checkpoints_place_is_passed_over_and_replaced(tmp_path):
 
 
 def forge(folder, change):
-    """Change the fields of a state, and write the hashes that fit."""
-    path, hashes = folder / "state.msgpack", folder / "sha256"
+    """Change the fields of a state, or the second model, and write the hashes that fit."""
+    path, hashes = folder / ("state.msgpack" if isinstance(change, dict) else "cluster_1.safetensors"), folder / "sha256"
     before = path.read_bytes()
-    path.write_bytes(msgpack.packb({**msgpack.unpackb(before), **change}))
+    path.write_bytes(msgpack.packb(msgpack.unpackb(before) | change) if isinstance(change, dict) else save({"theta": change}))
     old, new = (hashlib.sha256(data).hexdigest() for data in (before, path.read_bytes()))
-    hashes.write_text(hashes.read_text().replace(old, new))
+    hashes.write_text(hashes.read_text().replace(f"{old}  {path.name}", f"{new}  {path.name}"))
 
 
 @pytest.mark.parametrize(
     "change",
     [{"models": [2**40, 5]}, {"models": [2, 2**40]}, {"models": [3, 5]}, {"models": [2, 4]}, {"models": [-1, -1]}, {"models": None},
      {"memory": {"a": {"__array__": ["<f8", [2**40], b""]}}}, {"memory": {"a": {"__array__": ["O", [1], bytes(8)]}}}, {"memory": {"__array__": 1}},
-     {"memory": 5}, {"assignment": 0}, {"diagnostics": []}, {"round": 3}],
+     {"memory": 5}, {"assignment": 0}, {"diagnostics": []}, {"round": 3}, np.zeros(5), np.zeros(1, "f4")],
 )  # fmt: skip
 def test_a_checkpoint_of_other_content_with_hashes_that_fit_is_told_and_takes_no_memory(tmp_path, change):
     """The observer reads those of a server that nobody trusts: it ended in a traceback, or took the memory that a shape claimed."""

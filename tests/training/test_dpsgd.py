@@ -220,6 +220,16 @@ def test_a_trainer_names_a_setting_that_is_out_of_range(name: str, value: Any) -
         Trainer(CASES["linear"][0](), **{"clip": 1.0, "learning_rate": 0.1, "batch_size": 8, name: value})
 
 
+def test_training_refuses_an_empty_batch_and_noise_that_is_none_before_it_reads_data() -> None:
+    trainer, data, slot = small(), Images(16), DPSGDSlot("train", 0.5, 1)
+    with pytest.raises(ValueError, match=r"the expected batch is empty: 0 records at rate 0\.5"):
+        trainer.train(start(), Images(0), slot, 1.0, bytes(32))
+    for noise_multiplier in (math.nan, math.inf, -1.0, 0.0):
+        with pytest.raises(ValueError, match="noise_multiplier must be "):
+            trainer.train(start(), data, slot, noise_multiplier, bytes(32))
+    assert data.sizes == []
+
+
 @pytest.mark.parametrize("room", [0, -1, 2.5, "3", True])
 def test_a_room_holds_records(room: Any) -> None:
     trainer, data, theta = small(), Images(16), start()
