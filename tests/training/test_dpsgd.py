@@ -213,7 +213,7 @@ def test_the_overflow_is_real_with_selection_off(how: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [(name, value) for name in ("clip", "learning_rate", "batch_size") for value in (float("nan"), "8", None, True, 0, -1)]
-    + [("batch_size", 2.5), ("batch_size", float("inf")), ("learning_rate", float("inf"))],
+    + [("clip", 0.9e-9), ("clip", 1.1e9), ("batch_size", 2.5), ("batch_size", float("inf")), ("learning_rate", float("inf"))],
 )
 def test_a_trainer_names_a_setting_that_is_out_of_range(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must .*, got {value!r}"):
