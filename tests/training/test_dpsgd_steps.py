@@ -21,6 +21,7 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import batches, dpsgd, models
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
+from dpcfl_net.training.dpsgd_steps import Sums
 
 torch.set_num_threads(1)
 
@@ -90,6 +91,20 @@ def test_a_step_is_the_sum_plus_noise_over_the_expected_batch(path: str) -> None
     expected = theta - 0.25 * trainer.clipped_sum(theta, data, rows) / (0.2 * 60)
     np.testing.assert_allclose(tiny, expected, atol=2e-7)
     assert event == SampledGaussian(1e-9, 0.2, 1)
+
+
+def test_the_sum_of_a_step_holds_nothing_of_the_steps_before() -> None:
+    """Steps share memory. A record that counted again in each later step would exceed the clip norm."""
+    data, theta, trainer = Images(60), start(), small(clip=0.5, learning_rate=0.25)
+    sums = Sums(theta.copy())
+    first, again, empty = (trainer._sum(sums, data, np.arange(count), None).numpy().copy() for count in (60, 60, 0))
+    assert len(data.sizes) > 2 * 2  # several physical batches in a step
+    assert np.array_equal(first, again)
+    assert not empty.any()
+    trained, _ = trainer.train(theta, data, DPSGDSlot("train", 1.0, 3), 1e-9, KEY)
+    for _ in range(3):
+        theta = (theta - 0.25 * trainer.clipped_sum(theta, data, np.arange(60)) / 60).astype(np.float32)
+    np.testing.assert_allclose(trained, theta, atol=1e-6)
 
 
 def test_noise_has_the_stated_deviation_whatever_torch_is_seeded_with() -> None:
