@@ -19,7 +19,6 @@ from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
-from dpcfl_net.launch.cells.in_time import InTime
 from dpcfl_net.launch.cells.labels import labels
 from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, CellOutcome
@@ -246,14 +245,13 @@ def run_cells(
         if jobs == 1
         else LocalCells(logs or store, cells, store, jobs)
     )
-    in_time = InTime(place, folders, until)
 
     def ended(index: int, outcome: CellOutcome) -> None:
-        if outcome.state != WAITING:
-            say(outcome_line(index + 1, len(cells), told[index], outcome))
+        say(outcome_line(index + 1, len(cells), told[index], outcome))
 
-    outcomes = CellQueue(folders, in_time, ended).run()
-    if stopped([outcome for index, outcome in enumerate(outcomes) if index not in in_time.late]):
+    queue = CellQueue(folders, place, ended, until=until)
+    outcomes = queue.run()
+    if stopped([outcome for index, outcome in enumerate(outcomes) if index not in queue.late]):
         raise KeyboardInterrupt
     return outcomes
 

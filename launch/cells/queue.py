@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
@@ -93,6 +95,10 @@ class CellQueue:
         place: Where cells run.
         on_end: Called with number (from 0) and outcome of each cell that ended.
         watcher: Shows the cells.
+        until: Monotonic time after which no cell starts; None: no limit.
+
+    Attributes:
+        late: Numbers of the cells that there was no time for.
     """
 
     def __init__(
@@ -101,8 +107,11 @@ class CellQueue:
         place: CellPlace,
         on_end: Callable[[int, CellOutcome], None],
         watcher: CellWatcher | None = None,
+        until: float | None = None,
     ) -> None:
         self._folders, self._place, self._on_end, self._watcher = list(folders), place, on_end, watcher
+        self._until = math.inf if until is None else until
+        self.late: list[int] = []
         self._waiting = deque(range(len(folders)))
         self._in_use: list[int] = []
         self._running: list[int] = []
@@ -127,7 +136,7 @@ class CellQueue:
             with Interrupts() as interrupts:
                 while len(self._outcomes) < len(self._folders) and not interrupts.count:
                     self._start()
-                    self._take(self._place.wait([interrupts], POLL_S if self._running or not self._waiting else 0))
+                    self._take(self._place.wait([interrupts], POLL_S if self._running or self._in_use else 0))
                     if self._watcher is not None:
                         self._watcher.update(self._running, self._in_use)
                     if any(outcome.state == INTERRUPTED for outcome in self._outcomes.values()):
@@ -147,12 +156,14 @@ class CellQueue:
             index = self._waiting.popleft()
             if is_running(self._folders[index]):
                 self._in_use.append(index)
-                continue
-            if _is_finished(self._folders[index]):
+            elif _is_finished(self._folders[index]):
                 self._end(index, CellOutcome(self._folders[index], FINISHED, cached=True))
-                continue
-            self._place.start(index, len(self._folders) - len(self._outcomes))
-            self._running.append(index)
+            elif time.monotonic() > self._until:
+                self.late.append(index)
+                self._outcomes[index] = CellOutcome(self._folders[index], WAITING)
+            else:
+                self._place.start(index, len(self._folders) - len(self._outcomes))
+                self._running.append(index)
 
     def _take(self, ended: Sequence[tuple[int, CellOutcome]]) -> None:
         for index, outcome in ended:

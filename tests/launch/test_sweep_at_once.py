@@ -20,7 +20,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import sweep_grid, sweeps
-from dpcfl_net.launch.cells import in_time, local, memory, process
+from dpcfl_net.launch.cells import local, memory, process, queue
 from dpcfl_net.launch.cells.labels import labels
 from dpcfl_net.launch.cells.local import CellProcess, LocalCells, share
 from dpcfl_net.launch.cells.outcome import CellOutcome
@@ -130,14 +130,14 @@ def test_no_cell_starts_after_its_time(tmp_path, monkeypatch):
     runs = folders(tmp_path, 5)
     (runs[3] / "run.json").write_text('{"state": "finished"}')
     clock = iter([1.0, 2.0, 3.0, 4.0])  # one look per cell that could start
-    monkeypatch.setattr(in_time.time, "monotonic", lambda: next(clock))
-    place = Place(runs, 2)
-    limited, ended = in_time.InTime(place, runs, 2.5), []
-    outcomes = CellQueue(runs, limited, lambda index, outcome: ended.append(index)).run()
+    monkeypatch.setattr(queue.time, "monotonic", lambda: next(clock))
+    place, ended = Place(runs, 2), []
+    limited = CellQueue(runs, place, lambda index, outcome: ended.append(index), until=2.5)
+    outcomes = limited.run()
     assert [outcome.state for outcome in outcomes] == ["finished", "finished", "waiting", "finished", "waiting"]
     assert [index for index, _ in place.started] == [0, 1]
     assert limited.late == [2, 4]
-    assert sorted(ended) == [0, 1, 2, 3, 4]
+    assert sorted(ended) == [0, 1, 3]
     assert place.closed
 
 
