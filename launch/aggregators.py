@@ -93,7 +93,6 @@ class LocalAggregators(Aggregators):
         self._losses: dict[str, NewsPipe] = {}
 
     def start(self, title: str) -> Role:
-        """See `Aggregators`."""
         files, runtime, previous = self._files, self._runtime, self._files.address(title)
         spec = AggregatorSpec(
             files.protocol, self.number(title), read_operator_key(files.operator_key),
@@ -107,16 +106,13 @@ class LocalAggregators(Aggregators):
             return parents.fork_role(title, start, files.log(title), (theirs.fileno(),))
 
     def addresses(self) -> dict[int, str]:
-        """See `Aggregators`."""
         found = {title: self._files.address(title).read_text() for title in self.groups}
         return {client: found[title] for title, group in self.groups.items() for client in group}
 
     def tell(self, client: int) -> None:
-        """See `Aggregators`."""
         self._losses[self._title(client)].tell(client)
 
     def close(self) -> None:
-        """See `Aggregators`."""
         for title in self.groups:
             self._close(title)
 
@@ -148,7 +144,7 @@ class RemoteAggregators(Aggregators):
         self._hosts, self._reachable = hosts, reachable
 
     def start(self, title: str) -> Role:
-        """See `Aggregators`: on its host, which knows the address."""
+        """Start an aggregator on its host, which knows its previous address."""
         files, runtime = self._files, self._runtime
         command = StartAggregator(
             files={name: (files.path / name).read_text() for name in PUBLIC_FILES},
@@ -161,12 +157,11 @@ class RemoteAggregators(Aggregators):
         return self._hosts[self.groups[title][0]].start_aggregator(command, title, files)
 
     def addresses(self) -> dict[int, str]:
-        """See `Aggregators`: agents know them."""
+        """Return nothing: agents know the addresses."""
         return {}
 
     def tell(self, client: int) -> None:
-        """See `Aggregators`."""
         self._hosts[self.groups[self._title(client)][0]].send(LoseClient(client=client))
 
     def close(self) -> None:
-        """See `Aggregators`: the placement closes the connections to the hosts."""
+        """The placement closes the connections to the hosts."""

@@ -20,21 +20,20 @@ IN_PROCESS = {"runtime.federation": "in-process", "output.transcript": "off"}
 
 @dataclass
 class CallingProcessRun:
-    """A run without other processes; its log is logs/in-process.log."""
+    """A run without other processes (see `run_kinds.Run`); its log is logs/in-process.log."""
 
     folder: Path
     config: Config
 
     def warm(self) -> None:
-        """See `run_kinds.Run`: nothing to start."""
+        """There is no process to start."""
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
-        """See `run_kinds.Run`."""
         RunFolder(self.folder).logs.mkdir(exist_ok=True)
         self._job = job
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
-        """See `run_kinds.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round.
+        """Run all rounds. Signals interrupt between client steps; `tick` is called after each round.
 
         A second signal interrupts a step that does not end. The ledger holds its charge, as after a crash.
         """
@@ -55,15 +54,13 @@ class CallingProcessRun:
             run_in_one_process(one_process_spec(self.folder, self.config, self._job), after_step)
 
     def finish(self) -> None:
-        """See `run_kinds.Run`: there is no other process."""
+        """There is no other process."""
 
     def stop(self) -> None:
-        """See `run_kinds.Run`: there is no other process."""
+        """There is no other process."""
 
     def devices(self) -> dict[str, int]:
-        """See `run_kinds.Run`."""
         return {"cpu": 1}
 
     def processes(self) -> int:
-        """See `run_kinds.Run`."""
         return 1

@@ -24,7 +24,7 @@ from dpcfl_net.runtime.specs import OneProcessSpec
 
 @dataclass
 class OneProcessRun:
-    """A run in one separate process."""
+    """A run in one separate process (see `run_kinds.Run`)."""
 
     folder: Path
     config: Config
@@ -35,18 +35,15 @@ class OneProcessRun:
         self._child: Child | None = None
 
     def warm(self) -> None:
-        """See `run_kinds.Run`."""
         parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
-        """See `run_kinds.Run`."""
         parents.warm().wait_until_loaded(interrupts.check)
         spec = one_process_spec(self.folder, self.config, job)
         start = start_of("dpcfl_net.runtime.one_process:run_in_one_process", spec, worker_environment())
         self._child = parents.fork_role("in-process", start, self._files.log("in-process"))
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
-        """See `run_kinds.Run`."""
         assert self._child is not None
         while self._child.sentinel not in wait([self._child.sentinel, interrupts.fileno()], timeout=TICK_S):
             interrupts.check()
@@ -56,20 +53,17 @@ class OneProcessRun:
             raise self._child.failure(code)
 
     def finish(self) -> None:
-        """See `run_kinds.Run`: there are no workers."""
+        """There are no workers."""
 
     def stop(self) -> None:
-        """See `run_kinds.Run`."""
         if self._child is not None:
             stop([self._child], STOP_S)
             self._child = None
 
     def devices(self) -> dict[str, int]:
-        """See `run_kinds.Run`."""
         return {"cpu": 1}
 
     def processes(self) -> int:
-        """See `run_kinds.Run`."""
         return 1
 
 

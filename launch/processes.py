@@ -55,7 +55,7 @@ MAINS = {
 
 @dataclass
 class FederationRun:
-    """Coordinator and observer on this machine, workers on the hosts of the placement."""
+    """Coordinator and observer on this machine, workers on the hosts of the placement (see `run_kinds.Run`)."""
 
     folder: Path
     config: Config
@@ -80,7 +80,6 @@ class FederationRun:
         self._warnings = Lines(self._files.warnings)
 
     def warm(self) -> None:
-        """See `run_kinds.Run`."""
         require_netem(self.config)
         if isinstance(self.placement, LocalPlacement):  # without these all workers fail, one restart after another
             host_folder()
@@ -93,7 +92,7 @@ class FederationRun:
         parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
-        """See `run_kinds.Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
+        """Start observer, coordinator, and all workers if they may all be connected at a time."""
         parents.warm().wait_until_loaded(interrupts.check)
         self._operator_key = read_operator_key(self._files.operator_key)
         self._evaluate_every = evaluation_interval(job, self.config.data.root, self.config.output.evaluate_every)
@@ -183,7 +182,7 @@ class FederationRun:
         return {*self.children, *self._restarts.scheduled}
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts) -> None:
-        """See `run_kinds.Run`; restarts processes that crashed."""
+        """Watch the run, and restart processes that crashed."""
         assert self._pool is not None
         ticked = 0.0
         while {COORDINATOR, OBSERVER} & self._expected():
@@ -282,7 +281,6 @@ class FederationRun:
                 self._pipes.tell(peer)
 
     def finish(self) -> None:
-        """See `run_kinds.Run`."""
         assert self._pool is not None
         clock = AwakeClock()
         deadline = clock.now() + STOP_S
@@ -296,7 +294,6 @@ class FederationRun:
             self._report(_unmeasured(unmeasured, self.config.rounds, self._files.log(OBSERVER)), unmeasured=unmeasured)
 
     def stop(self) -> None:
-        """See `run_kinds.Run`."""
         for child in self.children.values():
             child.signal(SIGTERM)
         with ExitStack() as stack:  # from the last to the first, each also after an error of another
@@ -315,11 +312,9 @@ class FederationRun:
             self._report(text)
 
     def devices(self) -> dict[str, int]:
-        """See `run_kinds.Run`."""
         return self.placement.devices()
 
     def processes(self) -> int:
-        """See `run_kinds.Run`."""
         clients = self.config.data.client_count
         return self.config.runtime.worker_processes(clients) + 2 + len(self.config.runtime.groups(clients))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -20,8 +20,8 @@ from dpcfl_net.results.number_format import duration, percent
 WIDTH = 40  # of the bar, in characters
 
 
-class Bar(Protocol):
-    """Shows the progress of a run."""
+class Bar:
+    """Shows the progress of a run; this one draws nothing."""
 
     def prepare(self, title: str, step: str) -> None:
         """Show a step of the preparation, before it begins.
@@ -57,28 +57,15 @@ def open_bar(wanted: bool, *, keep_stdout: bool = False) -> Bar:
         The bar; without a terminal or notebook one that draws nothing.
     """
     if not wanted:
-        return NoBar()
+        return Bar()
     shell = _notebook()
     if shell is not None:
         return NotebookBar(shell)
     console = Console(stderr=True, highlight=False)
-    return TerminalBar(console, redirect=not keep_stdout) if can_redraw(console) else NoBar()
+    return TerminalBar(console, redirect=not keep_stdout) if can_redraw(console) else Bar()
 
 
-class NoBar:
-    """Draws nothing."""
-
-    def prepare(self, title: str, step: str) -> None:
-        """See `Bar`."""
-
-    def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
-        """See `Bar`."""
-
-    def close(self) -> None:
-        """See `Bar`."""
-
-
-class TerminalBar:
+class TerminalBar(Bar):
     """One line on stderr."""
 
     def __init__(self, console: Console, redirect: bool) -> None:
@@ -87,7 +74,6 @@ class TerminalBar:
         self._preparation = StepsLive(console, self._step, redirect_stdout=redirect, redirect_stderr=redirect)
 
     def prepare(self, title: str, step: str) -> None:
-        """See `Bar`."""
         self._title = title
         self._preparation.begin(step)
 
@@ -96,7 +82,6 @@ class TerminalBar:
         return Text(f"{self._title} preparing: {step}, {seconds:.1f} s")
 
     def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
-        """See `Bar`."""
         self._preparation.end()
         if not self._live.is_started:
             self._live.start()
@@ -109,13 +94,12 @@ class TerminalBar:
         self._live.update(line, refresh=True)
 
     def close(self) -> None:
-        """See `Bar`."""
         self._preparation.end()
         if self._live.is_started:
             self._live.stop()
 
 
-class NotebookBar:
+class NotebookBar(Bar):
     """One output of a notebook cell, replaced on each update; needs no widgets."""
 
     def __init__(self, shell: Any) -> None:
@@ -123,7 +107,6 @@ class NotebookBar:
         self._steps = Steps()
 
     def prepare(self, title: str, step: str) -> None:
-        """See `Bar`."""
         self._steps.begin(step)
         text = f"preparing: {step}"
         if done := self._steps.done:
@@ -131,7 +114,6 @@ class NotebookBar:
         self._show(f"{escape(title)} {escape(text)}", f"{title} {text}")
 
     def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
-        """See `Bar`."""
         status = _status(done, total, accuracy, seconds_left)
         html = f"{escape(title)} <progress value='{done}' max='{total}'></progress> {escape(status)}"
         self._show(html, f"{title} {status}")
@@ -142,9 +124,6 @@ class NotebookBar:
         data = {"text/html": html, "text/plain": text}
         self._shell.display_pub.publish(data, transient={"display_id": self._display}, update=self._is_shown)
         self._is_shown, self._drawn = True, html
-
-    def close(self) -> None:
-        """See `Bar`."""
 
 
 def _notebook() -> Any:

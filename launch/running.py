@@ -50,13 +50,13 @@ class Quiet(ProgressDisplay):
     """Shows nothing."""
 
     def prepare(self, step: str) -> None:
-        """See `ProgressDisplay`."""
+        """Show no step."""
 
     def update(self, view: Any) -> None:
-        """See `ProgressDisplay`."""
+        """Show no round."""
 
     def close(self) -> None:
-        """See `ProgressDisplay`."""
+        """Nothing was drawn."""
 
 
 @dataclass(frozen=True)

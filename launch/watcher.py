@@ -7,14 +7,15 @@ from pathlib import Path
 
 from dpcfl_net.core.errors import StopRun
 from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.launch.cells.queue import CellWatcher
 from dpcfl_net.launch.cli.progress import ProgressView
 from dpcfl_net.launch.feed import Callback, RoundFeed
 from dpcfl_net.launch.progress_bar import Bar
 from dpcfl_net.launch.running import ProgressDisplay
 
 
-class Watcher:
-    """Progress bar with callbacks (see `running.ProgressDisplay`).
+class Watcher(ProgressDisplay):
+    """Progress bar with callbacks.
 
     Args:
         folder: The run folder; rounds that it already holds are not reported.
@@ -29,11 +30,10 @@ class Watcher:
         self._bar, self._title, self._rounds = bar, title, config.rounds
 
     def prepare(self, step: str) -> None:
-        """See `running.ProgressDisplay`."""
         self._bar.prepare(self._title, step)
 
     def update(self, view: ProgressView) -> None:
-        """See `running.ProgressDisplay`; raises StopRun once a callback has stopped the run."""
+        """Show the round; StopRun once a callback has stopped the run."""
         self.feed.update()
         accuracy = self.feed.last.accuracy if self.feed.last is not None else None
         self._bar.update(self._title, view.round, self._rounds, accuracy, view.seconds_left)
@@ -41,12 +41,11 @@ class Watcher:
             raise StopRun
 
     def close(self) -> None:
-        """See `running.ProgressDisplay`."""
         self._bar.close()
 
 
 class TrackedScreen:
-    """A screen whose run is also given to trackers.
+    """A screen whose run is also given to trackers (see `running.ProgressDisplay`).
 
     Args:
         screen: The screen.
@@ -57,13 +56,12 @@ class TrackedScreen:
         self.prepare, self.close, self._screen, self._feed = screen.prepare, screen.close, screen, feed
 
     def update(self, view: ProgressView) -> None:
-        """See `running.ProgressDisplay`."""
         self._feed.update()
         self._screen.update(view)
 
 
-class CellsBar:
-    """Progress bar of a sweep whose cells run at the same time (see `cells.queue.CellWatcher`).
+class CellsBar(CellWatcher):
+    """Progress bar of a sweep whose cells run at the same time.
 
     Args:
         bar: The progress bar.
@@ -79,9 +77,7 @@ class CellsBar:
         self._done += 1
 
     def update(self, running: Sequence[int], in_use: Sequence[int]) -> None:
-        """See `cells.queue.CellWatcher`."""
         self._bar.update(f"{self._title}: cells", self._done, self._total, None, None)
 
     def close(self) -> None:
-        """See `cells.queue.CellWatcher`."""
         self._bar.close()

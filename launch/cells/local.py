@@ -17,6 +17,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, CellOutcome
+from dpcfl_net.launch.cells.queue import CellPlace
 from dpcfl_net.launch.placement.base import end_of_process
 from dpcfl_net.launch.sweep_grid import cell_folder
 
@@ -107,7 +108,7 @@ class CellProcess:
         return f"its process {end_of_process(code)}: {lines[-1] if lines else 'no message'} (log: {self._log})"
 
 
-class LocalCells:
+class LocalCells(CellPlace):
     """Runs cells in several processes on this machine. They share its cores in equal parts.
 
     Args:
@@ -124,11 +125,10 @@ class LocalCells:
         self._started = 0
 
     def free(self) -> bool:
-        """See `CellPlace`."""
         return len(self._busy) < self._jobs
 
     def start(self, index: int, left: int) -> None:
-        """See `CellPlace`. Every cell gets an equal share of the cores, at least one."""
+        """Start a cell with an equal share of the cores, at least one."""
         while self._idle and not self._idle[-1].alive():
             self._idle.pop().close()
         if not self._idle:
@@ -140,13 +140,12 @@ class LocalCells:
         self._busy[index].start(cell, share(usable_cores(), min(self._jobs, left)))
 
     def wait(self, also: Sequence[Any], timeout_s: float) -> list[tuple[int, CellOutcome]]:
-        """See `CellPlace`."""
         indices: dict[Any, int] = {process.outcomes: index for index, process in self._busy.items()}
         ready = [indices[source] for source in wait([*indices, *also], timeout_s) if source in indices]
         return [(index, self._take(index)) for index in sorted(ready)]
 
     def stop(self) -> list[tuple[int, CellOutcome]]:
-        """See `CellPlace`. A cell that does not end in time is killed; it can be resumed all the same."""
+        """Interrupt the cells that run; one that does not end in time is killed, and can be resumed all the same."""
         for process in self._busy.values():
             process.interrupt()
         deadline, ended = time.monotonic() + STOP_S, []
@@ -161,7 +160,6 @@ class LocalCells:
         return ended
 
     def close(self) -> None:
-        """See `CellPlace`."""
         processes = [*self._busy.values(), *self._idle]
         for process in processes:
             process.hang_up()

@@ -53,7 +53,7 @@ class CellWatcher(Protocol):
         """Stop drawing."""
 
 
-class InThisProcess:
+class InThisProcess(CellPlace):
     """Runs cells one after another in this process.
 
     Args:
@@ -65,26 +65,22 @@ class InThisProcess:
         self._ended: list[tuple[int, CellOutcome]] = []
 
     def free(self) -> bool:
-        """See `CellPlace`."""
         return not self._ended
 
     def start(self, index: int, left: int) -> None:
-        """See `CellPlace`."""
         self._ended.append((index, self._run(index)))
 
     def wait(self, also: Sequence[Any], timeout_s: float) -> list[tuple[int, CellOutcome]]:
-        """See `CellPlace`."""
         if not self._ended:
             wait(also, timeout_s)
         ended, self._ended = self._ended, []
         return ended
 
     def stop(self) -> list[tuple[int, CellOutcome]]:
-        """See `CellPlace`."""
         return []
 
     def close(self) -> None:
-        """See `CellPlace`."""
+        """There is no other process."""
 
 
 class CellQueue:

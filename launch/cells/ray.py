@@ -12,6 +12,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.launch.cells.local import CellProcess
 from dpcfl_net.launch.cells.outcome import FAILED, INTERRUPTED, CellOutcome
+from dpcfl_net.launch.cells.queue import CellPlace
 from dpcfl_net.launch.placement.ray import describe_error, import_ray
 from dpcfl_net.launch.placement.slurm_batch import Resources
 
@@ -48,7 +49,7 @@ def run_on_node(folder: str, index: int, slots: int, where: str) -> str:
         process.close(STOP_S)
 
 
-class RayCells:
+class RayCells(CellPlace):
     """Runs cells as Ray tasks; tasks that do not fit wait in Ray, which an autoscaling cluster sees.
 
     Args:
@@ -88,15 +89,12 @@ class RayCells:
         return f"no node of the Ray cluster has {asked} for a cell: cells wait for one, which an autoscaling cluster adds"
 
     def free(self) -> bool:
-        """See `CellPlace`."""
         return self._jobs is None or len(self._tasks) < self._jobs
 
     def start(self, index: int, left: int) -> None:
-        """See `CellPlace`."""
         self._tasks[self._task.remote(str(self._folder), index, self._cpus, os.getcwd())] = index
 
     def wait(self, also: Sequence[Any], timeout_s: float) -> list[tuple[int, CellOutcome]]:
-        """See `CellPlace`."""
         if not self._tasks:
             wait(also, timeout_s)
             return []
@@ -104,7 +102,6 @@ class RayCells:
         return [self._take(task) for task in ready]
 
     def stop(self) -> list[tuple[int, CellOutcome]]:
-        """See `CellPlace`."""
         for task in self._tasks:
             self._ray.cancel(task)
         if self._tasks:
@@ -114,7 +111,6 @@ class RayCells:
         return stopped
 
     def close(self) -> None:
-        """See `CellPlace`."""
         if self._own:
             self._ray.shutdown()
 

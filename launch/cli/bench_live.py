@@ -13,6 +13,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.bench import family
 from dpcfl_net.launch.bench.runs import rounds_of
+from dpcfl_net.launch.running import Quiet
 
 DIGITS = 1437  # training records of digits
 QUIET_ROUNDS = 2  # at the end; memory is measured in them, which slows them down
@@ -87,7 +88,7 @@ def configured(clients: int, sampled: int, rounds: int, group: int | None) -> Co
 
 
 @dataclass
-class _Watcher:
+class _Watcher(Quiet):
     """Progress display that samples the processes of a run."""
 
     rounds: int
@@ -95,9 +96,6 @@ class _Watcher:
     counts: list[tuple[float, int]] = field(default_factory=list)
     memory: dict[str, family.Memory] = field(default_factory=dict)
     spent: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # round, and processor seconds by role so far
-
-    def prepare(self, step: str) -> None:
-        """See `running.ProgressDisplay`."""
 
     def update(self, view: Any) -> None:
         members = list(family.members())
@@ -110,9 +108,6 @@ class _Watcher:
             left = {process.pid for _, process in family.members()}
             if _total(found) > _total(self.memory) and all(process.pid in left for _, process in members):
                 self.memory = found
-
-    def close(self) -> None:
-        """See `running.ProgressDisplay`."""
 
     def figures(self, lines: list[dict[str, Any]], sampled: int) -> dict[str, Any]:
         quiet = [line for line in lines if 1 < line["round"] <= self.rounds - QUIET_ROUNDS] or lines

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, RUNNING, WAITING, CellOutcome
+from dpcfl_net.launch.cells.queue import CellWatcher
 from dpcfl_net.launch.cli.progress import ProgressTail, ProgressView
 from dpcfl_net.launch.cli.steps import can_redraw, unshifted
 from dpcfl_net.launch.sweeps import Sweep, outcome_line
@@ -51,7 +52,7 @@ class ShownCells:
         return cls(sweep.folder.name, len(sweep.cells), [cell.label for cell in sweep.cells], sweep.folders())
 
 
-class CellLines:
+class CellLines(CellWatcher):
     """Prints one line per cell that ended, for logs and pipes.
 
     Args:
@@ -72,14 +73,13 @@ class CellLines:
         self.say(outcome_line(number, self._cells.total, self._cells.labels[number - 1], outcome))
 
     def update(self, running: Sequence[int], in_use: Sequence[int]) -> None:
-        """See `CellWatcher`."""
         for index in in_use:
             if index not in self._told and not running:
                 self.say(f"waiting for {self._cells.labels[index]}, which another process runs")
                 self._told.add(index)
 
     def close(self) -> None:
-        """See `CellWatcher`."""
+        """Lines stay."""
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -104,7 +104,6 @@ class CellScreen(CellLines):
         self._accuracy: dict[int, str] = {}
 
     def ended(self, number: int, outcome: CellOutcome) -> None:
-        """See `CellLines`."""
         self._outcomes[number - 1] = outcome
         self._tails.pop(number - 1, None)
         if outcome.state == FINISHED:
@@ -112,7 +111,6 @@ class CellScreen(CellLines):
         super().ended(number, outcome)
 
     def update(self, running: Sequence[int], in_use: Sequence[int]) -> None:
-        """See `CellWatcher`."""
         if self._clock() - self._drawn < REFRESH_S:
             return
         self._drawn = self._clock()
@@ -121,7 +119,6 @@ class CellScreen(CellLines):
         self._live.update(unshifted(self.draw(running, in_use), self.console), refresh=True)
 
     def close(self) -> None:
-        """See `CellWatcher`."""
         if self._live.is_started:
             self._live.stop()
 

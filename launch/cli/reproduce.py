@@ -42,7 +42,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class RunContext:
-    """Context of a reproduction on this machine.
+    """Context of a reproduction on this machine (see `reproduce.base.Context`).
 
     Attributes:
         scale: "laptop" or "paper".
@@ -63,19 +63,15 @@ class RunContext:
     earlier_result: Earlier = field(default_factory=Earlier)
 
     def seeds(self, usual: Sequence[int], /) -> Sequence[int]:
-        """See `reproduce.base.Context`."""
         return usual if self.asked_seeds is None else range(self.asked_seeds)
 
     def say(self, line: str, /) -> None:
-        """See `reproduce.base.Context`."""
         print(line, flush=True)
 
     def earlier(self) -> Earlier:
-        """See `reproduce.base.Context`."""
         return self.earlier_result
 
     def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
-        """See `reproduce.base.Context`."""
         from dpcfl_net.launch import sweeps
         from dpcfl_net.launch.cells.outcome import FAILED
         from dpcfl_net.results.result import read_result

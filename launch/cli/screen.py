@@ -78,7 +78,6 @@ class PlainLines:
             self._print_next()
 
     def close(self) -> None:
-        """See `running.ProgressDisplay`."""
         self._print_some(STOPPED_S)
 
     def _end_preparation(self) -> None:

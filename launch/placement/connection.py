@@ -64,7 +64,7 @@ def complete_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
             return
 
 
-class CommandConnection:
+class CommandConnection(HostConnection):
     """Connection over a command such as ssh, srun or kubectl exec.
 
     Args:
@@ -84,7 +84,6 @@ class CommandConnection:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def send(self, data: bytes) -> None:
-        """See `HostConnection`."""
         assert self._process.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             room, view = select.poll(), memoryview(data)
@@ -98,13 +97,11 @@ class CommandConnection:
                     return
 
     def reports(self) -> Iterator[bytes]:
-        """See `HostConnection`."""
         assert self._process.stdout is not None
         stdout = self._process.stdout
         yield from complete_lines(iter(lambda: stdout.read(1 << 20), b""))
 
     def failure(self) -> str:
-        """See `HostConnection`."""
         if self._silent:
             return self._silent
         try:
@@ -117,7 +114,6 @@ class CommandConnection:
         return f"exit code {code}: {message[-STDERR_TAIL:] or 'no message'}"
 
     def hang_up(self) -> None:
-        """See `HostConnection`."""
         assert self._process.stdin is not None
         # `send` may hold the lock while the host reads nothing; then `close` ends the command.
         if self._lock.acquire(timeout=1):
@@ -128,11 +124,9 @@ class CommandConnection:
                 self._lock.release()
 
     def cut(self) -> None:
-        """See `HostConnection`."""
         self._process.kill()  # no effect if it has ended
 
     def close(self, patience_s: float) -> None:
-        """See `HostConnection`."""
         assert self._process.stdout is not None
         with self._process.stdout:
             try:

@@ -30,7 +30,7 @@ def compute_slots(runtime: RuntimeSettings) -> int:
 
 
 class LocalHandle:
-    """A worker on this machine.
+    """A worker on this machine (see `base.Handle`).
 
     Args:
         child: The process.
@@ -44,7 +44,6 @@ class LocalHandle:
 
     @property
     def reason(self) -> str:
-        """See `base.Handle`."""
         return self._child.reason
 
     @property
@@ -53,16 +52,13 @@ class LocalHandle:
         return self._child.sentinel < 0
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """See `base.Process`."""
         return self._child.wait(timeout_s)
 
     def signal(self, number: int) -> None:
-        """See `base.Process`."""
         if self.wait(0) is None:
             self._child.signal(number)
 
     def send_command(self, command: str) -> None:
-        """See `base.Handle`."""
         assert self._pipe is not None, "a process of one client takes no commands"
         try:
             self._pipe.send_bytes(command.encode())
@@ -70,19 +66,18 @@ class LocalHandle:
             return  # it has ended or is exiting; the command is sent again when it restarts
 
     def finish(self) -> None:
-        """See `base.Handle`."""
         if self._pipe is not None:
             self._pipe.close()  # a group exits when no more clients can start
 
     def close(self) -> None:
-        """See `base.Process`. The sentinel stays open until then."""
+        """Release its file descriptors; the sentinel stays open until then."""
         self.finish()
         if self.wait(0) is not None:
             self._child.close()
 
 
 class LocalLauncher:
-    """Starts workers of one job on this machine.
+    """Starts workers of one job on this machine (see `base.Launcher`).
 
     Args:
         spec: Specification of a worker; client and device are replaced for each worker.
@@ -106,7 +101,6 @@ class LocalLauncher:
         self._spec = replace(self._spec, connect=address)
 
     def start(self, process: ClientRange) -> LocalHandle:
-        """See `base.Launcher`."""
         open_files.allow(open_files.files_for(len(self._started) + 1))
         first = process.clients[0]
         worker = replace(

@@ -122,7 +122,7 @@ class Placement(Protocol):
         """
 
 
-class LocalPlacement:
+class LocalPlacement(Placement):
     """All workers on this machine, connected over loopback.
 
     Args:
@@ -136,13 +136,11 @@ class LocalPlacement:
         self._slots: SlotFolder | None = None
 
     def capacity(self) -> list[Node]:
-        """See `Placement`."""
         from dpcfl_net.launch.placement.local import local_node
 
         return [local_node(cpu=self._cpu)]
 
     def make_keys(self, keys: Path, owners: KeyOwners) -> None:
-        """See `Placement`."""
         make_aggregator_keys(keys, range(len(owners.groups)))
         if owners.clients >= LARGE_ROSTER:
             make_packed_keys(keys, owners.clients)
@@ -152,29 +150,23 @@ class LocalPlacement:
             make_all_identities(keys, owners.clients)
 
     def bind(self, role: str) -> str:
-        """See `Placement`."""
         return "tcp://127.0.0.1:*"
 
     def reachable_address(self, address: str) -> str:
-        """See `Placement`."""
         return address
 
     def first_relay_port(self) -> int | None:
-        """See `Placement`."""
         return None
 
     def preload(self, job: JobSource) -> None:
-        """See `Placement`."""
         from dpcfl_net.launch.placement import parents
 
         parents.preload(job)
 
     def aggregators(self, files: RunFolder, runtime: RuntimeSettings, groups: Sequence[range]) -> Aggregators:
-        """See `Placement`."""
         return LocalAggregators(files, runtime, groups, self.bind(COORDINATOR))
 
     def launcher(self, folder: Path, config: Config, operator_key: str, addresses: Addresses) -> Launcher:
-        """See `Placement`."""
         from dpcfl_net.launch.placement.local import LocalLauncher
         from dpcfl_net.launch.placement.slot_folder import SlotFolder
 
@@ -191,11 +183,9 @@ class LocalPlacement:
         return self._launcher
 
     def devices(self) -> dict[str, int]:
-        """See `Placement`."""
         return dict(Counter(self._devices))
 
     def close(self) -> list[str]:
-        """See `Placement`."""
         with ExitStack() as closing:
             for one in (self._slots, self._launcher):
                 if one is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.extras import advice
 from dpcfl_net.launch.placement.base import agent_command
-from dpcfl_net.launch.placement.connection import STDERR_TAIL, complete_lines, one_line
+from dpcfl_net.launch.placement.connection import STDERR_TAIL, HostConnection, complete_lines, one_line
 from dpcfl_net.launch.placement.remote import Host
 
 PLACED_S, TELL_S = 60.0, 5.0
@@ -77,7 +77,7 @@ class Bundle:
             del self._errors[:-8192]
 
 
-class RayConnection:
+class RayConnection(HostConnection):
     """Connection to the agent of a bundle; it ends with the agent, its actor or the node."""
 
     def __init__(self, cluster: Cluster, bundle: int, root: str, run: str, cpu: bool) -> None:
@@ -85,11 +85,9 @@ class RayConnection:
         self._actor = cluster.actor(bundle).remote(root, run, f"bundle-{bundle}", cpu)
 
     def send(self, data: bytes) -> None:
-        """See `HostConnection`."""
         self._actor.send.options(concurrency_group=COMMANDS).remote(data)  # in order; `reports` notices a lost actor
 
     def reports(self) -> Iterator[bytes]:
-        """See `HostConnection`."""
         try:
             # Ray moves the bundle of a lost node to another node.
             self._ray.get(self._actor.__ray_ready__.remote(), timeout=self._wait_s)
@@ -111,22 +109,18 @@ class RayConnection:
         return output
 
     def failure(self) -> str:
-        """See `HostConnection`."""
         return self._error or "the connection was lost"
 
     def hang_up(self) -> None:
-        """See `HostConnection`."""
         if self._ready:
             self._actor.hang_up.options(concurrency_group=COMMANDS).remote()
         else:
             self.cut()  # ends the wait in `reports`
 
     def cut(self) -> None:
-        """See `HostConnection`."""
         self._ray.kill(self._actor)
 
     def close(self, patience_s: float) -> None:
-        """See `HostConnection`."""
         try:
             if self._ready:
                 self._ray.get(self._actor.hang_up.options(concurrency_group=COMMANDS).remote(), timeout=patience_s)

@@ -380,7 +380,7 @@ class HostAgent:
 
 
 class RemoteLauncher:
-    """Starts workers of one job on other hosts.
+    """Starts workers of one job on other hosts (see `base.Launcher`).
 
     Args:
         agents: Host of each process, by its first client.
@@ -391,7 +391,6 @@ class RemoteLauncher:
         self._agents, self._logs = agents, logs
 
     def start(self, process: ClientRange) -> RemoteHandle:
-        """See `base.Launcher`."""
         return self._agents[process.clients[0]].start(process, self._logs / process.log)
 
 

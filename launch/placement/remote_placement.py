@@ -16,7 +16,7 @@ from dpcfl_net.launch.aggregators import Aggregators, RemoteAggregators
 from dpcfl_net.launch.placement.base import Addresses, Launcher, Node
 from dpcfl_net.launch.placement.messages import FILES, CheckGpus, PrepareKeys, SetJob
 from dpcfl_net.launch.placement.parents import JobSource
-from dpcfl_net.launch.placement.placements import KeyOwners
+from dpcfl_net.launch.placement.placements import KeyOwners, Placement
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, close_all, node_of
 from dpcfl_net.launch.placement.shares import assign_processes, share_processes
 from dpcfl_net.transport.identities import identity_path
@@ -41,7 +41,7 @@ class ListenAddress:
     ports: tuple[int, int] = (0, 0)
 
 
-class RemotePlacement:
+class RemotePlacement(Placement):
     """Hosts with an agent on each.
 
     Args:
@@ -88,7 +88,6 @@ class RemotePlacement:
         ]
 
     def capacity(self) -> list[Node]:
-        """See `Placement`."""
         return [node_of(agent) for agent in self._agents]
 
     def group_sizes(self, clients: int, size: int) -> list[int]:
@@ -166,7 +165,7 @@ class RemotePlacement:
             agent.wait_for(agent.has_gpus, HELLO_S)
 
     def make_keys(self, keys: Path, owners: KeyOwners) -> None:
-        """See `Placement`. In a resumed run the keys must exist and match the signed job."""
+        """Create the keys; in a resumed run they must exist and match the signed job."""
         self.assign_hosts(owners.clients, owners.size, owners.groups)
         for agent in self._agents:
             if assigned := self._clients_of(agent, owners.clients):
@@ -188,28 +187,23 @@ class RemotePlacement:
                 path.write_text(key + "\n")
 
     def bind(self, role: str) -> str:
-        """See `Placement`."""
         port = self._listening.ports[role == OBSERVER]
         return f"tcp://{_bracketed(self._listening.bind or self._listening.address)}:{port or '*'}"
 
     def reachable_address(self, address: str) -> str:
-        """See `Placement`."""
         return f"tcp://{_bracketed(self._listening.address)}:{address.rpartition(':')[2]}"
 
     def first_relay_port(self) -> int | None:
-        """See `Placement`."""
         return max(self._listening.ports) + 1 if all(self._listening.ports) else None
 
     def preload(self, job: JobSource) -> None:
-        """See `Placement`: agents load it on their hosts."""
+        """Agents load it on their hosts."""
 
     def aggregators(self, files: RunFolder, runtime: RuntimeSettings, groups: Sequence[range]) -> Aggregators:
-        """See `Placement`: one on each host."""
         hosts = {group[0]: self._agent_of[group[0] // self._size] for group in groups}
         return RemoteAggregators(files, runtime, groups, hosts, self.reachable_address)
 
     def launcher(self, folder: Path, config: Config, operator_key: str, addresses: Addresses) -> Launcher:
-        """See `Placement`."""
         size, clients = config.runtime.clients_per_worker, config.data.client_count
         files = {name: (folder / name).read_text() for name in FILES}
         for agent in dict.fromkeys(self._agent_of):
@@ -224,11 +218,9 @@ class RemotePlacement:
         )
 
     def devices(self) -> dict[str, int]:
-        """See `Placement`."""
         return dict(Counter(device for agent in self._agents for device in agent.devices))
 
     def close(self) -> list[str]:
-        """See `Placement`."""
         if self._closed:
             return []
         self._closed = True

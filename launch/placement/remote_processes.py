@@ -23,7 +23,7 @@ Send = Callable[[Message], None]
 
 
 class RemoteProcess:
-    """A process that an agent started.
+    """A process that an agent started (see `base.Process`).
 
     Args:
         log: File for the end of its log.
@@ -37,16 +37,13 @@ class RemoteProcess:
 
     @property
     def sentinel(self) -> int:
-        """See `base.Process`."""
         return self._read
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """See `base.Process`."""
         self._has_ended.wait(timeout_s)
         return self._code
 
     def close(self) -> None:
-        """See `base.Process`."""
         if self._read >= 0:
             os.close(self._read)
             self._read = -1
@@ -70,7 +67,7 @@ class RemoteProcess:
 
 
 class RemoteHandle(RemoteProcess):
-    """A worker that an agent started.
+    """A worker that an agent started (see `base.Handle`).
 
     Args:
         send: Sends a command to the agent.
@@ -83,21 +80,18 @@ class RemoteHandle(RemoteProcess):
         self._send, self.process = send, process
 
     def signal(self, number: int) -> None:
-        """See `base.Process`."""
         self._send(SendSignal(first=self.process.clients[0], number=number))
 
     def send_command(self, command: str) -> None:
-        """See `base.Handle`."""
         self._send(GroupCommand(first=self.process.clients[0], word=command))
 
     def finish(self) -> None:
-        """See `base.Handle`."""
         if self.process.group:
             self.send_command("end")
 
 
 class RemoteAggregator(RemoteProcess):
-    """The aggregator of a host, which its agent started.
+    """The aggregator of a host, which its agent started (see `base.Role`).
 
     Args:
         send: Sends a command to the agent.
@@ -110,11 +104,9 @@ class RemoteAggregator(RemoteProcess):
         self._send, self._files, self.title = send, files, title
 
     def signal(self, number: int) -> None:
-        """See `base.Process`."""
         self._send(SignalAggregator(number=number))
 
     def failure(self, code: int | None) -> DpcflError:
-        """See `base.Role`."""
         return failure(self.title, code, self.log_path, self.reason)
 
     def listens(self, address: str) -> None:

@@ -27,7 +27,7 @@ class Searcher(Protocol):
         """Take the score of a combination."""
 
 
-class Listed:
+class Listed(Searcher):
     """Tries combinations that are known from the start: those of a grid, or a random sample.
 
     Args:
@@ -38,15 +38,14 @@ class Listed:
         self._left = list(indices)
 
     def ask(self) -> list[int]:
-        """See `Searcher`."""
         left, self._left = self._left, []
         return left
 
     def tell(self, index: int, score: float) -> None:
-        """See `Searcher`; scores have no effect."""
+        """Scores have no effect."""
 
 
-class Optuna:
+class Optuna(Searcher):
     """Tries the proposals of Optuna's TPE sampler; every trial is a new combination.
 
     Args:
@@ -71,7 +70,6 @@ class Optuna:
         self._asked: Any = None
 
     def ask(self) -> list[int]:
-        """See `Searcher`."""
         if not self._left:
             return []
         self._left -= 1
@@ -88,7 +86,6 @@ class Optuna:
         return [int(self._rng.choice(untried))]
 
     def tell(self, index: int, score: float) -> None:
-        """See `Searcher`."""
         self._scores[index] = score
         if self._asked is not None:
             self._study.tell(self._asked, score)

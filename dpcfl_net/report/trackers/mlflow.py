@@ -44,7 +44,6 @@ class MLflow(Tracker):
         self._known = dict.fromkeys((EPSILON, BYTES), 0)  # last round that the MLflow run holds
 
     def open(self, run: RunData) -> None:
-        """See `Tracker`."""
         name, job = self._experiment or run.config.name, run.job.protocol.run
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
@@ -65,7 +64,6 @@ class MLflow(Tracker):
         self._state_privacy(run)
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """See `Tracker`."""
         new = {tag: value for tag, value in values.items() if step > self._known[EPSILON if tag == EPSILON else BYTES]}
         if new:
             self._client.log_batch(
@@ -73,7 +71,6 @@ class MLflow(Tracker):
             )
 
     def close(self, run: RunData) -> None:
-        """See `Tracker`."""
         at = int(1000 * time.time())
         found = [self._entities.Metric(tag, value, at, run.rounds_done) for tag, value in result(run).items()]
         self._client.log_batch(self._run, metrics=found)

@@ -42,7 +42,6 @@ class TensorBoard(Tracker):
         self._tensor = require("tensorboard.util.tensor_util", EXTRA).make_tensor_proto
 
     def open(self, run: RunData) -> None:
-        """See `Tracker`."""
         event, _ = self._proto
         self._writer = self._file_writer(str(self.folder / run.path.resolve().name))
         first = self.first_round
@@ -58,14 +57,12 @@ class TensorBoard(Tracker):
         self._add(self._hparams(plain), first, time.time())
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """See `Tracker`."""
         _, summary = self._proto
         found = [summary.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._add(summary.Summary(value=found), step, at)
         self._writer.flush()
 
     def close(self, run: RunData) -> None:
-        """See `Tracker`."""
         self.log(run.rounds_done, result(run), time.time())
         self._text(
             "privacy statement", f"<pre>{escape(privacy_text(run))}</pre>", run.rounds_done

@@ -30,7 +30,6 @@ class WandB(Tracker):
         self._run: Any = None
 
     def open(self, run: RunData) -> None:
-        """See `Tracker`."""
         self._run = self._wandb.init(
             **{
                 "project": self._project or run.config.name, "name": run.path.resolve().name, "id": run.job.protocol.run,
@@ -41,11 +40,9 @@ class WandB(Tracker):
         self._run.summary["privacy"] = statement(run.document.get("privacy")).headline
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """See `Tracker`."""
         self._run.log({ROUND: step, **values})
 
     def close(self, run: RunData) -> None:
-        """See `Tracker`."""
         self._run.summary.update(result(run))
         self._run.summary["privacy statement"] = privacy_text(run)
         self._run.finish(exit_code=0 if run.state == "finished" else 1)
