@@ -262,7 +262,7 @@ def tune(
     with caller.restored():
         study = Study.of(config, {}, names, sweep_axes.axes_of(grid), given, parent)
         bar = CellsBar(open_bar(jobs > 1), study.folder.path.name, study.trial_runs + study.final_runs)
-        StudyRuns(study, bar.ended, lambda: tuning_output.write(study)).run(jobs, bar if jobs > 1 else None)
+        StudyRuns(study, bar.ended).run(jobs, bar if jobs > 1 else None)
         tuning_output.write_pages(study)
     document = tuning_output.document(study)
     chosen = {name: one["chosen"]["values"] for name, one in document["algorithms"].items()}

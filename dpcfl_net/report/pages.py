@@ -20,9 +20,9 @@ from dpcfl_net.results.tables import Table
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# Cell of a numeric column: 78.1 %, +- 0.4, 3/5, 1e-4, -0.9 (-5.4 to +3.5), 6.0 (1/2), yes, inf, or a dash for a missing value.
 DIGITS = 7  # of a number in a figure
 CELLS = 4000  # of a heat map that says its value under the pointer
+# Cell of a numeric column: 78.1 %, +- 0.4, 3/5, 1e-4, -0.9 (-5.4 to +3.5), 6.0 (1/2), yes, inf, or a dash for a missing value.
 FIGURE = re.compile(r"[-+−±–\d\s.,:/%e]*(\([-+\d.]+ to [-+\d.]+\))?( ?\(\d+/\d+\))?|yes|no|inf|never|not stated|reference")
 
 

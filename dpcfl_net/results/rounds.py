@@ -175,8 +175,7 @@ class RoundTail:
                 del table[t]
 
     def _complete(self, t: int) -> bool:
-        due = t % self._every == 0 or t == self._rounds
-        return not due or t in self._observed or t + 2 in self._served
+        return not is_evaluated(t, self._every, self._rounds) or t in self._observed or t + 2 in self._served
 
 
 def unmeasured_rounds(folder: Path, rounds: int, every: int) -> list[int]:

@@ -101,7 +101,7 @@ def _run(study: Study, jobs: int) -> None:
         else:
             screen.ended(number, outcome)
 
-    runs, total = StudyRuns(study, ended, lambda: output.write(study)), study.trial_runs + study.final_runs
+    runs, total = StudyRuns(study, ended), study.trial_runs + study.final_runs
     screen: CellLines | None = None
     if jobs > 1:
         screen = open_cell_screen(ShownCells(study.folder.path.name, total, runs.labels, runs.folders))

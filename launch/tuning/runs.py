@@ -14,6 +14,7 @@ from dpcfl_net.launch.cells.queue import CellPlace, CellQueue, CellWatcher, InTh
 from dpcfl_net.launch.cells.run_cell import run_cell
 from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.launch.sweeps import failed_cells, stopped
+from dpcfl_net.launch.tuning import output
 from dpcfl_net.launch.tuning.search import Searcher, searcher
 from dpcfl_net.launch.tuning.study import Study, Trial, Tuned
 from dpcfl_net.results import summary
@@ -59,13 +60,14 @@ class Place:
 class StudyRuns:
     """Runs the trials of a study, chooses, and runs the final configurations. Finished runs are not repeated.
 
+    The files of the study are written after the trials of an algorithm, the choice and the final runs.
+
     What is tried and chosen does not depend on the number of runs at once: a search that proposes trials from earlier scores sees
     all scores of its algorithm before it proposes the next trial, so that only other algorithms and seeds run beside it.
 
     Args:
         study: The study.
         on_run: Called after each run.
-        changed: Called after the trials of an algorithm, the choice and the final runs.
 
     Attributes:
         labels: Label of each run that is known; the search and the choice add more.
@@ -73,11 +75,9 @@ class StudyRuns:
         folders: Their run folders.
     """
 
-    def __init__(
-        self, study: Study, on_run: OnRun = lambda number, label, outcome: None, changed: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, study: Study, on_run: OnRun = lambda number, label, outcome: None) -> None:
         options = study.options
-        self._study, self._on_run, self._changed = study, on_run, changed
+        self._study, self._on_run = study, on_run
         self._searches = {
             one.space.algorithm: Progress(searcher(options.search, one.space, study.count, options.search_seed))
             for one in study.tuned
@@ -137,7 +137,7 @@ class StudyRuns:
         else:
             self._finals_left -= 1
             if not self._finals_left:
-                self._changed()
+                output.write(self._study)
 
     def _trial_run_ended(self, one: Tuned, trial: Trial, outcome: CellOutcome) -> None:
         """Score the trial after its last run. After the last known trial ask for more, unless one failed."""
@@ -149,7 +149,7 @@ class StudyRuns:
             progress.searcher.tell(trial.index, trial.score)
         if progress.left or (not progress.failed and self._ask(one)):
             return
-        self._changed()
+        output.write(self._study)
         if not any(other.left or other.failed for other in self._searches.values()):
             self._choose()
 
@@ -161,7 +161,7 @@ class StudyRuns:
             label = f"final {one.space.label(one.best.index)}"
             self._add([Place(one, None, seed) for seed in range(len(configs))], label, configs)
             self._finals_left += len(configs)
-        self._changed()
+        output.write(self._study)
 
     def _ask(self, one: Tuned) -> bool:
         """Add the next trials of an algorithm; False if there are none."""

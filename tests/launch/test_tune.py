@@ -67,7 +67,7 @@ class Done:
 
 def run(document: dict, algorithms: list[str], out: Path) -> Done:
     study = Study.of(document, {}, algorithms, GRID, TuneOptions(), out)
-    StudyRuns(study, changed=lambda: output.write(study)).run()
+    StudyRuns(study).run()
     output.write_pages(study)
     return Done(study, json.loads(study.folder.tuning.read_text()))
 
@@ -341,7 +341,7 @@ def study_of(search: str, out: Path) -> Study:
 def files(out: Path, search: str, jobs: int) -> list[str]:
     """Run a study; its trials.csv, tuning.json and sweep.json."""
     study = study_of(search, out)
-    StudyRuns(study, changed=lambda: output.write(study)).run(jobs)
+    StudyRuns(study).run(jobs)
     kept = study.folder
     return [path.read_text().replace(str(out), "") for path in (kept.trials, kept.tuning, kept.sweep)]
 
@@ -361,7 +361,7 @@ def test_trials_order_and_choice_do_not_depend_on_the_runs_at_once(search, tmp_p
 
 def test_the_table_has_mean_and_spread_of_the_final_runs_that_have_finished(tmp_path, pretended):
     study = study_of("grid", tmp_path)
-    StudyRuns(study, changed=lambda: None).run(1)
+    StudyRuns(study).run(1)
     one, other = study.tuned
     first, second = (100 * summary.read_document(outcome.folder)["final"]["accuracy_mean"] for outcome in one.outcomes)
     other.outcomes[0] = CellOutcome(other.outcomes[0].folder, "failed")
