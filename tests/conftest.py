@@ -35,7 +35,7 @@ from dpcfl_net.core import process_log
 settings.register_profile("without time limits", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("without time limits")
 ROOT = Path(__file__).parents[1]
-DPCFL = [sys.executable, "-m", "dpcfl_net.launch.cli"]
+DPCFL = [sys.executable, "-m", "dpcfl_net"]
 SMALL = {
     "name": "small",
     "data": {"dataset": "digits", "clients": [2, 2, 2, 2], "train_per_client": 700, "test_per_client": 60},

@@ -243,7 +243,7 @@ def write_script(path: Path, overrides: list[str], out: Path, options: Options, 
     command = [
         sys.executable,
         *RUN_MODULE,
-        "dpcfl_net.launch.cli",
+        "dpcfl_net",
         "launch",
         str(configuration.find(path).resolve()),
         *overrides,

@@ -437,7 +437,7 @@ def test_debug_on_the_command_line_runs_in_that_process(tmp_path):
     model = "import os\n\ndef build(shape, classes):\n    from torch import nn\n    print('model in', os.getpid())\n"
     (tmp_path / "mine.py").write_text(f"{model}    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n")
     config = write_config(tmp_path, **{**TINY, "model": {"name": "mine:build"}})
-    command = [sys.executable, "-m", "dpcfl_net.launch.cli", "run", str(config), "--out", "out", "--debug"]
+    command = [sys.executable, "-m", "dpcfl_net", "run", str(config), "--out", "out", "--debug"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,

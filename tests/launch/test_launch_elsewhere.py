@@ -606,7 +606,7 @@ def test_no_process_executes_a_file_of_the_current_folder_instead_of_a_library(t
     for words in (["--on", "ssh", "--hosts", str(hosts), "--dry-run"], ["--on", "slurm", "--sbatch", str(tmp_path / "job.sh")]):
         done = subprocess.run([*command, *words], cwd=shared, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert f"exec {sys.executable} -P -m dpcfl_net.launch.cli launch" in (tmp_path / "job.sh").read_text()
+    assert f"exec {sys.executable} -P -m dpcfl_net launch" in (tmp_path / "job.sh").read_text()
 
 
 @pytest.mark.parametrize(

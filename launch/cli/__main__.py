@@ -1,6 +1,0 @@
-"""Runs `dpcfl` for `python -m dpcfl_net.launch.cli`."""
-
-from dpcfl_net.launch.cli import main
-
-if __name__ == "__main__":
-    main()
