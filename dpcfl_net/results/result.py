@@ -13,6 +13,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.results.number_format import counted, number
+from dpcfl_net.results.round_tables import RoundTables
 from dpcfl_net.results.round_times import Point, accuracy_curve, elapsed_by_round
 from dpcfl_net.results.run_files import (
     JsonLine,
@@ -24,7 +25,7 @@ from dpcfl_net.results.run_files import (
     resume_command,
     whole,
 )
-from dpcfl_net.results.run_view import is_run, sort_metrics
+from dpcfl_net.results.run_view import is_run
 
 # Required fields.
 RUN_FIELDS = {"name": (str,), "algorithm": (str,), "seed": (int,)}
@@ -152,9 +153,9 @@ def swept_terms(document: Mapping[str, Any]) -> list[str]:
 
 
 def _curve(metrics: list[JsonLine]) -> tuple[Point, ...]:
-    observed: dict[int, JsonLine] = {}
-    sort_metrics(metrics, {}, observed, {})
-    return tuple(accuracy_curve(elapsed_by_round(metrics), observed))
+    tables = RoundTables()
+    tables.add_metrics(metrics)
+    return tuple(accuracy_curve(elapsed_by_round(metrics), tables.observed))
 
 
 def _cost(run: JsonLine) -> dict[str, float]:

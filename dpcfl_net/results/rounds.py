@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.cost_estimate import is_evaluated
 from dpcfl_net.results.number_format import number
+from dpcfl_net.results.round_tables import RoundTables
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, whole
-from dpcfl_net.results.run_view import RunView, largest, sort_clusters, sort_metrics
+from dpcfl_net.results.run_view import RunView, largest
 
 
 @dataclass(frozen=True)
@@ -74,48 +74,37 @@ class RoundMetrics:
 FIGURES = tuple(name for name, one in RoundMetrics.__dataclass_fields__.items() if one.type in ("float", "float | None"))
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Lines of metrics.jsonl and clusters.jsonl by round."""
-
-    served: Mapping[int, JsonLine]
-    observed: Mapping[int, JsonLine]
-    spent: Mapping[int, list[float | None]]
-    grouping: Mapping[int, JsonLine]
-    agreement: Mapping[int, JsonLine]
-
-    def at(self, t: int, rounds: int) -> RoundMetrics:
-        """Return the metrics of round t; `rounds` is the length of the run."""
-        served, seen, group = self.served.get(t, {}), self.observed.get(t, {}), self.grouping.get(t, {})
-        return RoundMetrics(
-            round=t,
-            rounds=rounds,
-            accuracy=number(seen.get("accuracy_mean")),
-            accuracy_worst=number(seen.get("accuracy_worst")),
-            accuracy_minority=number(seen.get("accuracy_minority")),
-            accuracy_central=number(seen.get("accuracy_central")),
-            accuracy_by_cluster=tuple(numbers(seen, "accuracy_by_cluster")),
-            accuracy_by_client=tuple(numbers(seen, "accuracy_by_client")),
-            loss=number(seen.get("loss_mean")),
-            assignment=tuple(map(whole, listed(group, "assignment"))),
-            clusters=whole(group.get("clusters")),
-            ari=number(self.agreement.get(t, {}).get("ari")),
-            epsilon_spent=largest(self.spent.get(t, [])),
-            missing=_clients(served, "missing"),
-            late=_clients(served, "late"),
-            away=_clients(served, "away"),
-            paused_s=number(served.get("paused_s")) or 0.0,
-            seconds=number(served.get("seconds")),
-            bytes_up=whole(served.get("bytes_up")) or 0,
-            bytes_down=whole(served.get("bytes_down")) or 0,
-            time=number(served.get("time")),
-        )
+def _metrics_of(tables: RoundTables, t: int, rounds: int) -> RoundMetrics:
+    """Return the metrics of round t; `rounds` is the length of the run."""
+    served, seen, group = tables.served.get(t, {}), tables.observed.get(t, {}), tables.grouping.get(t, {})
+    return RoundMetrics(
+        round=t,
+        rounds=rounds,
+        accuracy=number(seen.get("accuracy_mean")),
+        accuracy_worst=number(seen.get("accuracy_worst")),
+        accuracy_minority=number(seen.get("accuracy_minority")),
+        accuracy_central=number(seen.get("accuracy_central")),
+        accuracy_by_cluster=tuple(numbers(seen, "accuracy_by_cluster")),
+        accuracy_by_client=tuple(numbers(seen, "accuracy_by_client")),
+        loss=number(seen.get("loss_mean")),
+        assignment=tuple(map(whole, listed(group, "assignment"))),
+        clusters=whole(group.get("clusters")),
+        ari=number(tables.agreement.get(t, {}).get("ari")),
+        epsilon_spent=largest(tables.spent.get(t, [])),
+        missing=_clients(served, "missing"),
+        late=_clients(served, "late"),
+        away=_clients(served, "away"),
+        paused_s=number(served.get("paused_s")) or 0.0,
+        seconds=number(served.get("seconds")),
+        bytes_up=whole(served.get("bytes_up")) or 0,
+        bytes_down=whole(served.get("bytes_down")) or 0,
+        time=number(served.get("time")),
+    )
 
 
 def rounds_of(view: RunView) -> list[RoundMetrics]:
     """Return the metrics of every round of a run so far, in order."""
-    tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)
-    return [tables.at(t, view.rounds or 0) for t in sorted(view.served)]
+    return [_metrics_of(view, t, view.rounds or 0) for t in sorted(view.served)]
 
 
 def _clients(line: JsonLine, name: str) -> tuple[int, ...]:
@@ -137,11 +126,7 @@ class RoundTail:
     def __init__(self, folder: Path, rounds: int, evaluate_every: int = 1) -> None:
         self._rounds, self._every = rounds, evaluate_every
         self._files = JsonlTail(RunFolder(folder).metrics), JsonlTail(RunFolder(folder).clusters)
-        self._served: dict[int, JsonLine] = {}
-        self._observed: dict[int, JsonLine] = {}
-        self._spent: dict[int, list[float | None]] = {}
-        self._grouping: dict[int, JsonLine] = {}
-        self._agreement: dict[int, JsonLine] = {}
+        self._tables = RoundTables()
         self._next = 1
         self.late_epsilons: dict[int, float] = {}
 
@@ -155,27 +140,26 @@ class RoundTail:
             Metrics in order of rounds. A round is complete when the server and, if it evaluates that round, the observer have
             written it, or when two later rounds exist.
         """
-        metrics, clusters = self._files
-        sort_metrics(metrics.new(), self._served, self._observed, self._spent)
-        sort_clusters(clusters.new(), self._grouping, self._agreement)
-        tables = Tables(self._served, self._observed, self._spent, self._grouping, self._agreement)
-        late = {t: tables.at(t, self._rounds).epsilon_spent for t in self._spent if t < self._next}
+        (metrics, clusters), tables = self._files, self._tables
+        tables.add_metrics(metrics.new())
+        tables.add_clusters(clusters.new())
+        late = {t: largest(spent) for t, spent in tables.spent.items() if t < self._next}
         self.late_epsilons = {t: epsilon for t, epsilon in late.items() if epsilon is not None}
         found = []
-        while self._next in self._served and (ended or self._complete(self._next)):
-            found.append(tables.at(self._next, self._rounds))
+        while self._next in tables.served and (ended or self._complete(self._next)):
+            found.append(_metrics_of(tables, self._next, self._rounds))
             self._next += 1
         self._forget()
         return found
 
     def _forget(self) -> None:
         """Drop the lines of rounds that were returned: they hold figures of every client."""
-        for table in (self._served, self._observed, self._spent, self._grouping, self._agreement):
+        for table in vars(self._tables).values():
             for t in [t for t in table if t < self._next]:
                 del table[t]
 
     def _complete(self, t: int) -> bool:
-        return not is_evaluated(t, self._every, self._rounds) or t in self._observed or t + 2 in self._served
+        return not is_evaluated(t, self._every, self._rounds) or t in self._tables.observed or t + 2 in self._tables.served
 
 
 def unmeasured_rounds(folder: Path, rounds: int, every: int) -> list[int]:

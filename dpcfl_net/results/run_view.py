@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from dpcfl_net.core.files import MOST_BYTES
 from dpcfl_net.core.run_folder import RunFolder, no_run
 from dpcfl_net.data.settings import OWNED
 from dpcfl_net.results.number_format import counted, number
+from dpcfl_net.results.round_tables import RoundTables
 from dpcfl_net.results.round_times import elapsed_by_round
-from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
+from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, read_mapping, whole
 
 # Errors of damaged npz files besides OSError, ValueError and KeyError.
 NO_ARRAYS = (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)
@@ -60,9 +61,9 @@ class FirstRound:
     unverified: list[int] = field(default_factory=list)
 
 
-@dataclass
-class RunView:
-    """Content of a run folder; tables by round hold the last line of each round.
+@dataclass(kw_only=True)
+class RunView(RoundTables):
+    """Content of a run folder.
 
     Attributes:
         folder: Run folder.
@@ -70,11 +71,6 @@ class RunView:
         config: config.yaml.
         protocol: protocol.json.
         experiment: experiment.json.
-        served: Metrics of the server by round.
-        observed: Metrics of the observer by round.
-        spent: Epsilon by client after each round.
-        grouping: The server's assignment by round.
-        agreement: The observer's comparison of the assignment with the true clusters, by round.
         elapsed: Seconds from the start of round 1 to the end of each round.
         messages: Lines of messages.jsonl.
         spans: Lines of spans.jsonl.
@@ -88,11 +84,6 @@ class RunView:
     config: JsonLine = field(default_factory=dict)
     protocol: JsonLine = field(default_factory=dict)
     experiment: JsonLine = field(default_factory=dict)
-    served: dict[int, JsonLine] = field(default_factory=dict)
-    observed: dict[int, JsonLine] = field(default_factory=dict)
-    spent: dict[int, list[float | None]] = field(default_factory=dict)
-    grouping: dict[int, JsonLine] = field(default_factory=dict)
-    agreement: dict[int, JsonLine] = field(default_factory=dict)
     elapsed: dict[int, float] = field(default_factory=dict)
     messages: list[JsonLine] = field(default_factory=list)
     spans: list[JsonLine] = field(default_factory=list)
@@ -187,13 +178,13 @@ def read_run(folder: Path | str) -> RunView:
     files = RunFolder(folder)
     if not is_run(folder):
         raise no_run(folder, f"it holds none of {', '.join(path.name for path in _known(files))}")
-    view = RunView(files.path)
+    view = RunView(folder=files.path)
     view.run, view.protocol = read_mapping(files.run, view.notes), read_mapping(files.protocol, view.notes)
     view.experiment, view.config = read_mapping(files.experiment, view.notes), read_mapping(files.config, view.notes)
     metrics = _lines(files.metrics, view.notes)
-    sort_metrics(metrics, view.served, view.observed, view.spent)
+    view.add_metrics(metrics)
     view.elapsed = elapsed_by_round(metrics)
-    sort_clusters(_lines(files.clusters, view.notes), view.grouping, view.agreement)
+    view.add_clusters(_lines(files.clusters, view.notes))
     view.messages, view.spans = _lines(files.messages, view.notes), _lines(files.spans, view.notes)
     view.first_round = _first_round(files.first_round, view.notes)
     for line in _lines(files.warnings, view.notes):
@@ -222,22 +213,6 @@ def read_unfinished(folder: Path | str, state: str) -> RunView:
     return view
 
 
-def sort_metrics(
-    lines: Iterable[JsonLine], served: dict[int, JsonLine], observed: dict[int, JsonLine], spent: dict[int, list[float | None]]
-) -> None:
-    """Sort lines of metrics.jsonl into tables by round."""
-    for line in lines:
-        at = whole(line.get("round"))
-        if at is None:
-            continue
-        if line.get("view") == "observer":
-            observed[at] = {**observed.get(at, {}), **line}  # `dpcfl compare --fairness` adds a line to the last round
-        elif "epsilon_spent_by_client" in line:
-            spent[at] = numbers(line, "epsilon_spent_by_client")
-        else:
-            served[at] = _repeated(served[at], line) if at in served else line
-
-
 def largest(spent: Sequence[float | None]) -> float | None:
     """Return the largest epsilon of the clients; None if that of one is not finite, or none is known.
 
@@ -246,30 +221,6 @@ def largest(spent: Sequence[float | None]) -> float | None:
     """
     finite = [value for value in spent if value is not None]
     return max(finite) if finite and len(finite) == len(spent) else None
-
-
-def _repeated(first: JsonLine, again: JsonLine) -> JsonLine:
-    """Merge two lines of one round: a resumed run writes its last round again, and may repeat rounds.
-
-    Bytes and seconds of both count. Without an answer the second line only holds what was sent and received to resume the run.
-    """
-    sums: JsonLine = {}
-    for key in ("bytes_up", "bytes_down"):
-        sums[key] = (whole(first.get(key)) or 0) + (whole(again.get(key)) or 0)
-    for key in ("seconds", "paused_s"):
-        sums[key] = (number(first.get(key)) or 0.0) + (number(again.get(key)) or 0.0)
-    return {**(again if whole(again.get("answered")) else first), **sums}
-
-
-def sort_clusters(lines: Iterable[JsonLine], grouping: dict[int, JsonLine], agreement: dict[int, JsonLine]) -> None:
-    """Sort lines of clusters.jsonl into tables by round."""
-    for line in lines:
-        at = whole(line.get("round"))
-        if at is not None:
-            table = agreement if line.get("view") == "observer" else grouping
-            if "assignment" in line:
-                line["assignment"] = [whole(cluster) for cluster in listed(line, "assignment")]
-            table[at] = {**table.get(at, {}), **line}  # labels and recovery of one round are separate lines
 
 
 def true_clusters(experiment: JsonLine) -> list[int]:

@@ -15,6 +15,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.cli.phases import Workers
 from dpcfl_net.launch.preparation import read_step
 from dpcfl_net.results.number_format import at_most, counted, number, percent
+from dpcfl_net.results.round_tables import RoundTables
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
 from dpcfl_net.results.run_view import (
     in_one_process,
@@ -22,8 +23,6 @@ from dpcfl_net.results.run_view import (
     letter,
     roster_size,
     sizes,
-    sort_clusters,
-    sort_metrics,
     true_clusters,
 )
 
@@ -142,11 +141,7 @@ class ProgressTail:
         }
         self._mappings: dict[Path, tuple[tuple[int, int], JsonLine]] = {}
         self._truth: tuple[JsonLine, Truth] | None = None  # of this experiment.json; it has an entry for each client
-        self._served: dict[int, JsonLine] = {}
-        self._observed: dict[int, JsonLine] = {}
-        self._spent: dict[int, list[float | None]] = {}
-        self._grouping: dict[int, JsonLine] = {}
-        self._agreement: dict[int, JsonLine] = {}
+        self._tables = RoundTables()
         self._workers = Workers()
         self._steps: list[tuple[str, float]] = []
         self._started: float | None = None
@@ -172,19 +167,19 @@ class ProgressTail:
         privacy = mapping(run, "privacy")
         # The end of a run also counts the charges of the round that it stopped in, which no line of metrics.jsonl has.
         whole_run = number(privacy.get("epsilon_spent")) if run.get("state") in ENDED else None
-        spent = self._spent_after(max(self._spent, default=0)) if whole_run is None else whole_run
+        spent = self._spent_after(max(self._tables.spent, default=0)) if whole_run is None else whole_run
         config = self._mapping(files.config)
         rounds = whole(protocol.get("rounds")) or whole(config.get("rounds"))
         view = ProgressView(
             name=str(run.get("name") or protocol.get("name") or self.folder.name),
             algorithm=str(run.get("algorithm") or protocol.get("algorithm") or ""),
             state=DEAD if dead and run.get("state") not in ENDED else str(run.get("state") or "running"),
-            round=max(self._served, default=0),
+            round=max(self._tables.served, default=0),
             rounds=rounds,
             epsilon=number(privacy.get("epsilon")),
             epsilon_stated="epsilon" in privacy,
             epsilon_spent=number(privacy.get("epsilon_spent")) if spent is None else spent,
-            epsilon_round=max(self._spent, default=None) if whole_run is None else None,
+            epsilon_round=max(self._tables.spent, default=None) if whole_run is None else None,
             insecure=bool(privacy.get("insecure")),
             steps=list(self._steps),
             started=self._started,
@@ -204,9 +199,9 @@ class ProgressTail:
 
     def _read(self) -> None:
         metrics = self._tails["metrics"].new()
-        sort_metrics(metrics, self._served, self._observed, self._spent)
+        self._tables.add_metrics(metrics)
         clusters = self._tails["clusters"].new()
-        sort_clusters(clusters, self._grouping, self._agreement)
+        self._tables.add_clusters(clusters)
         messages, spans = self._tails["messages"].new(), self._tails["spans"].new()
         self._workers.follow(messages, spans)
         self._steps += [step for span in spans if (step := read_step(span)) is not None]
@@ -267,7 +262,7 @@ class ProgressTail:
         return self._truth[1]
 
     def _rows(self, truth: Truth, clients: int) -> list[Row]:
-        lines = [self._observed[at] for at in sorted(self._observed)[-2:]]
+        lines = [self._tables.observed[at] for at in sorted(self._tables.observed)[-2:]]
         if not truth.sizes:
             return [_row(ALL_CLIENTS, clients, [number(line.get("accuracy_mean")) for line in lines])] if lines else []
         by_cluster = [numbers(line, "accuracy_by_cluster") for line in lines]
@@ -281,7 +276,7 @@ class ProgressTail:
         ]
 
     def _groups(self, at: int) -> str:
-        for earlier in sorted((other for other in self._grouping if other <= at), reverse=True):
+        for earlier in sorted((other for other in self._tables.grouping if other <= at), reverse=True):
             counts = self._sizes(earlier)
             if len(counts) > GROUPS:
                 return f"{len(counts)} of {min(counts)} to {max(counts)}"
@@ -293,27 +288,27 @@ class ProgressTail:
 
     def _sizes(self, at: int) -> list[int]:
         """Sizes of the server's clusters after a round; empty if it had none."""
-        sizes = listed(mapping(self._grouping[at], "diagnostics"), "sizes")
+        sizes = listed(mapping(self._tables.grouping[at], "diagnostics"), "sizes")
         counts = [count for size in sizes if (count := whole(size)) is not None]
         return counts if any(counts) else []
 
     def _spent_after(self, at: int) -> float | None:
-        return largest(self._spent.get(at, []))
+        return largest(self._tables.spent.get(at, []))
 
     def _left(self, view: ProgressView) -> float | None:
         # In virtual time `seconds` are virtual, and `wall_s` are the real ones.
-        lines = [self._served[at] for at in sorted(self._served)[-RECENT:]]
+        lines = [self._tables.served[at] for at in sorted(self._tables.served)[-RECENT:]]
         recent = [number(line.get("wall_s", line.get("seconds"))) for line in lines]
         known = [seconds for seconds in recent if seconds is not None]
         return sum(known) / len(known) * max(view.rounds - view.round, 0) if known and view.rounds else None
 
     def _finish_rounds(self, view: ProgressView) -> None:
         ended = view.state != "running"
-        for at in sorted(at for at in self._served if at > self._last_line):
+        for at in sorted(at for at in self._tables.served if at > self._last_line):
             # The observer lags behind the server: the line of a round waits two rounds, and at least LAG_S, for its accuracy, and not
             # for one that is left out (output.evaluate_every), which shows once a later round has its own.
-            age = time.time() - (number(self._served[at].get("time")) or 0.0)  # negative in virtual time
-            if max(self._observed, default=0) < at and not ended and (view.round < at + 2 or 0 <= age < LAG_S):
+            age = time.time() - (number(self._tables.served[at].get("time")) or 0.0)  # negative in virtual time
+            if max(self._tables.observed, default=0) < at and not ended and (view.round < at + 2 or 0 <= age < LAG_S):
                 break
             self._lines.append(self._line(at, view))
             self._last_line = at
@@ -321,16 +316,15 @@ class ProgressTail:
 
     def _forget(self, before: int) -> None:
         """Drop the figures of rounds that have their line, but for the newest ones that are still shown."""
-        last_sizes = max((at for at in self._grouping if at < before and self._sizes(at)), default=before)
-        shown = {
-            id(self._observed): set(sorted(self._observed)[-2:]), id(self._grouping): {last_sizes}, id(self._spent): {max(self._spent, default=0)},
-        }  # fmt: skip
-        for table in (self._served, self._observed, self._spent, self._grouping, self._agreement):
-            for at in [at for at in table if at < before and at not in shown.get(id(table), ())]:
+        tables = self._tables
+        last_sizes = max((at for at in tables.grouping if at < before and self._sizes(at)), default=before)
+        shown = {"observed": sorted(tables.observed)[-2:], "grouping": [last_sizes], "spent": [max(tables.spent, default=0)]}
+        for name, table in vars(tables).items():
+            for at in [at for at in table if at < before and at not in shown.get(name, ())]:
                 del table[at]
 
     def _line(self, at: int, view: ProgressView) -> str:
-        seen, seconds = self._observed.get(at, {}), number(self._served[at].get("seconds"))
+        seen, seconds = self._tables.observed.get(at, {}), number(self._tables.served[at].get("seconds"))
         least, groups = number(seen.get("accuracy_minority")), self._groups(at)
         parts = [f"round {at}/{view.rounds}" if view.rounds else f"round {at}"]
         if number(seen.get("accuracy_mean")) is not None:

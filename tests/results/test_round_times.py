@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dpcfl_net.results.number_format import number
+from dpcfl_net.results.round_tables import RoundTables
 from dpcfl_net.results.round_times import (
     Point,
     accuracy_curve,
@@ -17,7 +18,6 @@ from dpcfl_net.results.round_times import (
     stragglers,
     usual_target,
 )
-from dpcfl_net.results.run_view import sort_metrics
 
 Lines = list[dict[str, Any]]
 
@@ -56,14 +56,14 @@ def test_seconds_of_rounds_add_up_over_a_resumption() -> None:
 def test_a_round_that_is_written_twice_keeps_its_bytes_and_seconds(answered: int) -> None:
     line = {"view": "server", "round": 2, "time": 5.0, "missing": [1], "answered": 3, "paused_s": 0.5}
     again = {"view": "server", "round": 2, "time": 9.0, "missing": [], "answered": answered, "paused_s": 0.0}
-    served: dict[int, dict[str, Any]] = {}
+    tables = RoundTables()
     lines = [
         {**line, "seconds": 3.0, "bytes_up": 100, "bytes_down": 50},
         {**again, "seconds": 0.25, "bytes_up": 7, "bytes_down": 5},
     ]
-    sort_metrics(lines, served, {}, {})
+    tables.add_metrics(lines)
     whole = {"seconds": 3.25, "bytes_up": 107, "bytes_down": 55, "paused_s": 0.5}
-    assert served == {2: {**(again if answered else line), **whole}}
+    assert tables.served == {2: {**(again if answered else line), **whole}}
 
 
 def test_time_to_accuracy_is_the_end_of_the_first_round_that_reached_it() -> None:
