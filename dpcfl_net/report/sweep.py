@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from dpcfl_net.report.figures import DASHES, Figure, axis, colour, spec, spread,
 from dpcfl_net.report.overlay import by_round, over_time
 from dpcfl_net.report.pages import keep, study
 from dpcfl_net.report.served import Served
-from dpcfl_net.results import compare, compare_table, leads
+from dpcfl_net.results import compare
 from dpcfl_net.results.compare import HIDDEN, SECRETS, Row
-from dpcfl_net.results.result import Result, read_document, read_sweep, swept_terms
+from dpcfl_net.results.compare_table import chosen_target
+from dpcfl_net.results.comparison import Comparison
+from dpcfl_net.results.result import read_document
 
 MEASURES = (
     ("accuracy_mean", "Mean accuracy"),
@@ -50,7 +52,7 @@ def sweep_page(folder: Path, served: Served | None = None) -> str:
         folder: Sweep folder.
         served: Parts for a page that `dpcfl serve` shows; None: a file.
     """
-    document, results = read_document(folder), read_sweep(folder)
+    document, comparison = read_document(folder), Comparison.of([folder], force=True)
     lead = []
     for title, several in (("Swept", True), ("Set in all runs", False)):
         axes = [
@@ -59,49 +61,36 @@ def sweep_page(folder: Path, served: Served | None = None) -> str:
             if (len(own) > 1) == several
         ]
         lead += [f"{title}: {'; '.join(axes)}."] if axes else []
-    if len(results) < len(document["cells"]):
-        lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not on this page.")
-    return comparison_page(folder.name, lead, results, swept_terms(document), served=served)
+    if len(comparison) < len(document["cells"]):
+        lead.append(f"{len(comparison)} of {len(document['cells'])} runs have finished; the others are not on this page.")
+    return comparison_page(folder.name, lead, comparison, served)
 
 
-def comparison_page(
-    title: str,
-    lead: list[str],
-    results: Sequence[Result],
-    apart: Collection[str] = (),
-    target: float | None = None,
-    served: Served | None = None,
-) -> str:
-    """Render the comparison page of some runs; runs that are not comparable (see `compare.unequal`) are marked.
+def comparison_page(title: str, lead: list[str], comparison: Comparison, served: Served | None = None) -> str:
+    """Render the page of a comparison; runs that are not comparable are marked.
 
     Args:
         title: Heading.
         lead: Paragraphs.
-        results: The runs.
-        apart: Dotted keys; runs with different values of them are not compared with each other.
-        target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
+        comparison: The comparison.
         served: Parts for a page that `dpcfl serve` shows; None: a file.
 
     Returns:
         HTML.
     """
-    rows, marked = compare.rows(results), compare.unequal(results, apart)
-    promises, alerts = compare.statements(results)
-    alerts += [f"Not comparable: {folder.name}: {text}." for folder, text in marked.items()]
+    rows = compare.rows(comparison.results)
+    promises, alerts = compare.statements(comparison.results)
+    alerts += [f"Not comparable: {folder.name}: {text}." for folder, text in comparison.marked.items()]
     return study(
         title=title,
         lead=[*lead, f"Privacy: {'; '.join(promises)}."],
         figures=[
             *figures(rows),
             by_round(rows, _names(rows)),
-            over_time(rows, _names(rows), compare_table.chosen_target(results, target)),
+            over_time(rows, _names(rows), chosen_target(comparison.results, comparison.target)),
             *costs(rows),
         ],
-        tables=[
-            each.without_empty_columns()
-            for each in (compare_table.table(rows, marked, target), leads.table(rows))
-            if each is not None
-        ],
+        tables=[each.without_empty_columns() for each in (comparison.table, comparison.leads) if each is not None],
         alerts=alerts,
         served=served,
     )

@@ -26,13 +26,12 @@ class Comparison:
 
     Attributes:
         results: The runs, each once.
-        apart: Dotted keys of swept settings: runs with different values there are not compared with each other.
-        marked: Runs that are not comparable with the others, each with the differences.
+        marked: Runs that are not comparable with the others, each with the differences. Runs with different values of a setting that
+            was swept are not compared with each other.
         target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
     """
 
     results: tuple[Result, ...]
-    apart: tuple[str, ...]
     marked: dict[Path, str]
     target: float | None = None
 
@@ -71,7 +70,7 @@ class Comparison:
         if problems:
             raise ConfigError(problems)
         results = compare.distinct(results)
-        found = cls(tuple(results), tuple(apart), compare.unequal(results, apart), target)
+        found = cls(tuple(results), compare.unequal(results, apart), target)
         if found.marked and not force:
             raise compare.refusal(found.marked)
         return found._with_fairness() if fairness else found

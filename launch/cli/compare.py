@@ -74,7 +74,7 @@ def compare_runs(
         print(f"wrote {counted(len(comparison), 'run')} to {csv}", file=said)
     if page is not None:
         lead = [f"{len(comparison)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
-        text = comparison_page("Comparison", lead, comparison.results, comparison.apart, target)
+        text = comparison_page("Comparison", lead, comparison)
         print(f"plots: {keep(page, text)}", file=said)
 
 

@@ -142,7 +142,7 @@ class Site:
             links = [(found.place, f"/{found.kind}/{found.id}") for found in chosen[:NAMED]]
             lead = [f"{len(comparison)} runs." if len(comparison) > 1 else "1 run."]
             served = Served(nonce, links=(HOME, *links))
-            return comparison_page("Comparison", lead, comparison.results, comparison.apart, served=served)
+            return comparison_page("Comparison", lead, comparison, served)
 
         return self._page(("compare", *ids, forced), version_of(*versions), draw)
 

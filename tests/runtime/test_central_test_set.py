@@ -19,8 +19,7 @@ from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.report.export import export
 from dpcfl_net.report.page import key_figures
 from dpcfl_net.report.sweep import comparison_page
-from dpcfl_net.results import compare, compare_table
-from dpcfl_net.results.result import read_result
+from dpcfl_net.results.comparison import Comparison
 from dpcfl_net.results.run_view import read_run
 from dpcfl_net.runtime import evaluation
 from dpcfl_net.transport.observer_notes import Models
@@ -67,10 +66,10 @@ def test_the_figure_is_the_mean_over_clients_of_their_models_on_the_withheld_rec
 def test_the_figure_is_shown_beside_the_others(run, tmp_path):
     shown = f"{100 * run.final['accuracy_central']:.1f} %"
     assert ("Central test set", shown) in key_figures(read_run(run.path))
-    results = [read_result(run.path)]
-    table = compare_table.table(compare.rows(results))
+    comparison = Comparison.of([run.path])
+    table = comparison.table
     assert table.rows[0][table.columns.index("central %")] + " %" == shown
-    assert "Accuracy on the central test set" in comparison_page("runs", [], results)
+    assert "Accuracy on the central test set" in comparison_page("runs", [], comparison)
     export(run.path, tmp_path)
     with (tmp_path / "rounds.csv").open() as file:
         assert [float(line["accuracy_central"]) for line in csv.DictReader(file)] == [
