@@ -292,7 +292,7 @@ class RunProgress:
             tail.new()  # a resumed run: what happened before it
 
     def update(self) -> None:
-        """Read what is new."""
+        """Read new lines."""
         for tail, take in self._tails:
             for line in tail.new():
                 take(line)

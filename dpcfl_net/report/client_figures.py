@@ -31,7 +31,7 @@ def accuracy_by_client(view: RunView, alone: Mapping[int, float] | None = None) 
 
     Args:
         view: The run.
-        alone: Accuracy of clients that trained alone, at the same epsilon; clients that fare worse here are marked. None: unknown.
+        alone: Accuracy of clients that trained alone, at the same epsilon; clients that are less accurate here are marked. None: unknown.
     """
     title = "Accuracy by client"
     last, shown = _last(view), _shown(view)
@@ -62,7 +62,7 @@ def accuracy_by_client(view: RunView, alone: Mapping[int, float] | None = None) 
             "hovertemplate": "client %{y}: worse than alone<extra></extra>",
         })  # fmt: skip
     caption = f"After round {max(view.observed)}, on each client's own test data. {_part(view, shown)}"
-    caption += f"{len(worse)} of {len(shown)} clients fare worse than alone. " if alone else ""
+    caption += f"Less accurate than alone: {len(worse)} of {len(shown)} clients. " if alone else ""
     caption += "Their names: dpcfl clients RUN." if view.named_clients else ""
     layout = {
         "xaxis": axis("accuracy, %"),

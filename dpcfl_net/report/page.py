@@ -36,8 +36,8 @@ def write_report(folder: Path | str, alone: Path | str | None = None) -> Path:
 
     Args:
         folder: The run folder.
-        alone: Folder of a run of `local` on the same data and at the same epsilon; the page marks clients that fare worse than
-            there. None: no client is marked.
+        alone: Folder of a run of `local` on the same data and at the same epsilon; the page marks clients that are less
+            accurate than there. None: no client is marked.
 
     Returns:
         The page.

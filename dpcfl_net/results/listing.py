@@ -27,7 +27,7 @@ class Found:
         id: Digest of `place`: the same in every listing of the same folder.
         kind: RUN or SWEEP.
         folder: Its folder.
-        place: Path from the listed folder, for people; "." for the listed folder itself.
+        place: Path from the listed folder, for display; "." for the listed folder itself.
     """
 
     id: str

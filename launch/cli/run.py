@@ -82,7 +82,7 @@ def _refuse_other_than_in_process(overrides: Sequence[str]) -> None:
 def quickstart(path: Path, out: Path) -> tuple[int, list[dict[str, Any]]]:
     """Run a configuration, then Global and Local at the same epsilon, and print one table.
 
-    The first run's page then marks the clients that fare worse than with Local.
+    The first run's page then marks the clients that are less accurate than with Local.
 
     Returns:
         The exit code, and run.json of each finished run with its folder.
@@ -262,7 +262,7 @@ def report(folder: Path, alone: Path | None = None) -> None:
 
     Args:
         folder: The run folder.
-        alone: Run of `local` on the same data: the page marks the clients that fare worse than there.
+        alone: Run of `local` on the same data: the page marks the clients that are less accurate than there.
     """
     from dpcfl_net.launch.cli.steps import computing
     from dpcfl_net.report.page import write_report

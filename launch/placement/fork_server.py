@@ -1,8 +1,8 @@
 """Fork server: a process that loads libraries once and forks further processes on request.
 
 It runs no thread, opens no network socket, draws no random number and never starts CUDA: children would inherit it. A request is
-one message on a Unix socket: the title of the child, with file descriptors of its channel, its log, its arguments and whatever
-else it needs. The arguments are read by the child alone, so that a fork server never holds a configuration that it was not
+one message on a Unix socket: the title of the child, with file descriptors of its channel, its log, its arguments and those
+that its specification names. The arguments are read by the child alone, so that a fork server never holds a configuration that it was not
 started with. On the channel the child sends a handle of itself, and its exit code with the message of its failure, which a full
 disk keeps out of its log; the fork server sends the code of a child that was killed.
 """
@@ -55,8 +55,8 @@ class Start(NamedTuple):
         main: Its main function, "module:function".
         argument: Argument of the function, in JSON; read as the type that the function declares.
         environment: Its environment variables.
-        folder: Its current folder; empty: as it is. That of the launcher may have changed since the fork server was started, as may
-        path: its module path, `sys.path`.
+        folder: Current folder of the launcher, which may have changed since the fork server was started; empty if it was removed.
+        path: Module path of the launcher, `sys.path`, which may have changed, too.
         watches_launcher: True if a thread ends the process with the launcher; a fork server has no thread and sees it itself.
     """
 

@@ -196,7 +196,7 @@ def test_with_many_clients_the_busiest_and_the_worst_are_shown(tmp_path: Path) -
     assert sorted(shown) == pytest.approx([*range(40)])
     assert traces(worst)["worse than alone"]["x"] == [1.0]  # client 0 fares as well as alone
     assert worst.caption.startswith(
-        "After round 1, on each client's own test data. The 40 worst of 60 clients. 1 of 40 clients fare"
+        "After round 1, on each client's own test data. The 40 worst of 60 clients. Less accurate than alone: 1 of 40 clients. "
     )
 
 
