@@ -127,8 +127,9 @@ class Context(Protocol):
     def seeds(self, usual: Sequence[int], /) -> Sequence[int]:
         """Return the seeds to run: 0 to asked_seeds - 1, else the usual ones of the figure."""
 
+    @property
     def earlier(self) -> Earlier:
-        """Return the earlier result of the figure that the user gave; without one it is empty."""
+        """Earlier result of the figure that the user gave; without one it is empty."""
 
     def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
         """Run as many combinations of several configurations as there is time for, the first ones first.

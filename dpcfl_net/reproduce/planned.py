@@ -90,7 +90,7 @@ def measure(
             figure does not have, as with a misspelt system.
         OutOfTime: If the figure needs all runs and some are missing.
     """
-    earlier = context.earlier()
+    earlier = context.earlier
     known = _by_run(figure, earlier.rows)
     plans = [plan(cell) for cell in cells]
     _check_names(figure, known, [values for values, _ in plans])

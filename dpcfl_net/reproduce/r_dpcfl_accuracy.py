@@ -272,7 +272,7 @@ def result_of(row: Row) -> Result:
     noise = row["noise_multiplier"]
     privacy = {"epsilon": row["epsilon_claimed"], "noise_multiplier": {"min": noise, "max": noise}}
     folder = Path(f"{row['setting']} {row['algorithm']} {row['epsilon']} {row['seed']}")  # tells runs apart; it does not exist
-    return Result(folder, row["setting"], row["algorithm"], row["seed"], "finished", settings, privacy, final)
+    return Result(folder, row["setting"], row["algorithm"], row["seed"], settings, privacy, final)
 
 
 def _place(row: Row) -> tuple[float, int, int]:

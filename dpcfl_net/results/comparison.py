@@ -26,8 +26,8 @@ class Comparison:
 
     Attributes:
         results: The runs, each once.
-        marked: Runs that are not comparable with the others, each with the differences. Runs with different values of a setting that
-            was swept are not compared with each other.
+        marked: Runs that are not comparable with the others, each with the differences. Runs with different values of a swept
+            setting of privacy or data are not compared with each other.
         target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
     """
 

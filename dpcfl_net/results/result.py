@@ -43,7 +43,6 @@ class Result:
         name: Name of the run.
         algorithm: Algorithm.
         seed: Seed.
-        state: Always "finished".
         settings: Content of config.yaml.
         privacy: Privacy section of run.json.
         final: Final figures of run.json and of the observer's last lines; shares in [0, 1].
@@ -55,7 +54,6 @@ class Result:
     name: str
     algorithm: str
     seed: int
-    state: str
     settings: dict[str, Any]
     privacy: dict[str, Any]
     final: dict[str, Any]
@@ -101,7 +99,7 @@ def read_result(folder: Path) -> Result:
     measured = final.get("accuracy_mean") is not None  # otherwise the last lines are those of an earlier round
     added = {key: seen[key] for key in OBSERVED if measured and key in seen and final.get(key) is None}
     return Result(
-        folder, run["name"], run["algorithm"], run["seed"], "finished", settings, mapping(run, "privacy"),
+        folder, run["name"], run["algorithm"], run["seed"], settings, mapping(run, "privacy"),
         {**final, **added}, _curve(metrics), _cost(run),
     )  # fmt: skip
 

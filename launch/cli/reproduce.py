@@ -51,7 +51,7 @@ class RunContext:
         asked_seeds: Seeds per figure; None: the usual ones.
         until: Monotonic time after which no run starts; None: no limit.
         jobs: Runs at once.
-        earlier_result: Earlier result of the figure.
+        earlier: Earlier result of the figure.
     """
 
     scale: Scale
@@ -60,16 +60,13 @@ class RunContext:
     asked_seeds: int | None = None
     until: float | None = None
     jobs: int = 1
-    earlier_result: Earlier = field(default_factory=Earlier)
+    earlier: Earlier = field(default_factory=Earlier)
 
     def seeds(self, usual: Sequence[int], /) -> Sequence[int]:
         return usual if self.asked_seeds is None else range(self.asked_seeds)
 
     def say(self, line: str, /) -> None:
         print(line, flush=True)
-
-    def earlier(self) -> Earlier:
-        return self.earlier_result
 
     def finished(self, grids: Sequence[Grid]) -> list[list[Result]]:
         from dpcfl_net.launch import sweeps

@@ -19,7 +19,7 @@ from dpcfl_net.launch.placement.base import agent_command
 from dpcfl_net.launch.placement.connection import STDERR_TAIL, HostConnection, complete_lines, one_line
 from dpcfl_net.launch.placement.remote import Host
 
-PLACED_S, TELL_S = 60.0, 5.0
+TELL_S = 5.0
 COMMANDS, REPORTS = "commands", "reports"
 
 
@@ -156,9 +156,7 @@ class Cluster:
         ConfigError: If Ray is not installed, or if the worker processes do not fit into the cluster.
     """
 
-    def __init__(
-        self, workers: int, cpus: float, gpus: float, wait_s: float = PLACED_S, counts: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, workers: int, cpus: float, gpus: float, wait_s: float, counts: Sequence[int] | None = None) -> None:
         self.ray, self.wait_s = import_ray(), wait_s
         self._own = not self.ray.is_initialized()
         if self._own:

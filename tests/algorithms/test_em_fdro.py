@@ -625,6 +625,7 @@ class MadeUp:
     def seeds(self, usual):
         return usual if self.asked_seeds is None else range(self.asked_seeds)
 
+    @property
     def earlier(self):
         return Earlier()
 
@@ -648,7 +649,7 @@ class MadeUp:
                 with closing(runlog.Lines(folder / "clusters.jsonl")) as lines:
                     lines.write({"view": "server", "round": t, "diagnostics": draws})
             settings = {"algorithm": {"name": "em-fdro", "clients_per_round": drawn, "tilt": tilt}}
-            found.append(Result(folder, "x", "em-fdro", seed, "finished", settings, {}, {}))
+            found.append(Result(folder, "x", "em-fdro", seed, settings, {}, {}))
         self.asked.append((str(path), axes))
         return found
 

@@ -20,7 +20,7 @@ def test_the_figures_with_claims_about_a_part_of_their_runs_are_named(tmp_path):
         say=print,
         asked_seeds=None,
         seeds=lambda usual: usual,
-        earlier=Earlier,
+        earlier=Earlier(),
         finished=lambda grids: [[] for _ in grids],
     )
     shown, waiting = set(), set()

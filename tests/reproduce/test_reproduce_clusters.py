@@ -39,6 +39,7 @@ class MadeUp:
     def seeds(self, usual):
         return usual if self.count is None else range(self.count)
 
+    @property
     def earlier(self):
         return self.known
 
@@ -79,7 +80,6 @@ class MadeUp:
                 "x",
                 resolved.algorithm["name"],
                 resolved.seed,
-                "finished",
                 settings,
                 privacy,
                 {"accuracy_mean": accuracy},
@@ -208,10 +208,10 @@ def test_expected_rebalancing_acts_where_a_noisy_count_is_below_b(tmp_path):
         lines.write({"view": "server", "round": 1, "diagnostics": {"sizes": sizes}})
     lines.close()
     own = {"algorithm": {"guarantee": "expected", "min_cluster_size": 12}}
-    assert moves_of(Result(tmp_path, "x", "rr-cluster", 0, "finished", own, {}, {})) == {
+    assert moves_of(Result(tmp_path, "x", "rr-cluster", 0, own, {}, {})) == {
         "judged_rounds": 3, "moved_rounds": 1, "moved_labels": 2.5 + 12,
     }  # fmt: skip
-    nowhere = Result(tmp_path / "none", "x", "rr-cluster", 0, "finished", own, {}, {})
+    nowhere = Result(tmp_path / "none", "x", "rr-cluster", 0, own, {}, {})
     assert set(moves_of(nowhere).values()) == {None}
 
 

@@ -51,6 +51,7 @@ class MadeUp:
     def seeds(self, usual):
         return usual if self.asked_seeds is None else range(self.asked_seeds)
 
+    @property
     def earlier(self):
         return self.known
 
@@ -78,9 +79,7 @@ class MadeUp:
             if name not in ("local", "mr-mtl"):
                 final |= dict.fromkeys(("clusters_recovered", "minority_recovered"), system in self.found)
             claim = {"epsilon": privacy["epsilon"], "noise_multiplier": {"min": 1.2, "max": 1.2}}
-            made.append(
-                Result(Path(f"run-{len(self.asked)}-{len(made)}"), "x", name, at["seed"], "finished", document, claim, final)
-            )
+            made.append(Result(Path(f"run-{len(self.asked)}-{len(made)}"), "x", name, at["seed"], document, claim, final))
         self.asked.append((str(config), dict(axes)))
         return made
 
