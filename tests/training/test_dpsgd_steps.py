@@ -101,6 +101,8 @@ def test_the_sum_of_a_step_holds_nothing_of_the_steps_before() -> None:
     assert len(data.sizes) > 2 * 2  # several physical batches in a step
     assert np.array_equal(first, again)
     assert not empty.any()
+    single = [trainer.clipped_sum(theta, data, np.arange(at, at + 10)) for at in range(0, 60, 10)]
+    np.testing.assert_allclose(first, sum(single), atol=1e-5)
     trained, _ = trainer.train(theta, data, DPSGDSlot("train", 1.0, 3), 1e-9, KEY)
     for _ in range(3):
         theta = (theta - 0.25 * trainer.clipped_sum(theta, data, np.arange(60)) / 60).astype(np.float32)
