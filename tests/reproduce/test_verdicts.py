@@ -34,6 +34,7 @@ def test_known_values_of_the_paired_t():
     differences = [1.0, 2.0, 3.0]  # t = 2 / (1 / sqrt 3) = 3.4641 on 2 degrees of freedom
     assert statistics.p_values(differences, 0.0)[0] == pytest.approx(0.0370899, abs=1e-6)
     assert statistics.interval(differences) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-5)
+    assert [statistics.seeds_needed(values, 0.0) for values in ([1.0], [1.0, 3.0], [10.0, 10.1])] == [None, 5, 2]
 
 
 def test_only_seeds_of_both_systems_are_compared():
