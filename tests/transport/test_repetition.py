@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from wire_ends import JOB, RUN, Ends, P, make_client, make_server
 
-from dpcfl_net.transport.channel import CONTROLS, SLOW, Channel, Stamp, Stream, new_id
+from dpcfl_net.transport.channel import CONTROLS, RECENT_MESSAGES, SLOW, Channel, Stamp, Stream, new_id, remember
 from dpcfl_net.transport.endpoint import Payload
 from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, decode
 from dpcfl_net.transport.peers import OpenTask
@@ -85,6 +87,23 @@ def test_credit_for_chunks_that_were_not_sent_opens_no_larger_window() -> None:
     channel.credit(stream.id, 3 * WINDOW)
     channel.pump()
     assert stream.sent == 2 * WINDOW
+
+
+def test_a_message_is_admitted_once_and_never_after_a_newer_one() -> None:
+    channel, _ = sent_stream(1)
+    header = Stamp(RUN, JOB).header(kind="HEARTBEAT", code="idle")
+    channel.admit(replace(header, sequence=3))
+    for sequence in (3, 2):
+        with pytest.raises(WireError, match=f"message {sequence} after message 3"):
+            channel.admit(replace(header, sequence=sequence))
+    channel.admit(replace(header, sequence=4))
+
+
+def test_of_the_ids_that_a_peer_chooses_the_newest_are_kept() -> None:
+    known: OrderedDict[int, int] = OrderedDict()
+    for key in (*range(RECENT_MESSAGES), 0, RECENT_MESSAGES):
+        remember(known, key, key)
+    assert (len(known), 0 in known, 1 in known) == (RECENT_MESSAGES, True, False)
 
 
 def test_chunks_of_a_refused_message_are_dropped_once() -> None:
