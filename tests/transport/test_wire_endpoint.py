@@ -245,6 +245,21 @@ def test_nothing_but_hello_counts_before_hello(server: ServerEndpoint) -> None:
         assert not server.ready
 
 
+def test_a_boot_id_counts_on_one_connection_only(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        assert liar.hello(ends).kind == "WELCOME"
+        liar.say("BYE")
+        ends.until(lambda: not server.ready)
+        assert liar.hello(ends).code == "stale-boot"
+        liar.stamp.renew()
+        assert liar.hello(ends).kind == "WELCOME"
+        liar.stamp.renew()
+        liar.say("HEARTBEAT", code="idle")
+        ends.until(lambda: liar.hears(kind="ERROR", code="boot"))
+        assert server.failures == {"stale-boot": 1, "boot": 1}
+
+
 def test_broken_messages_get_typed_errors_and_others_go_on(server: ServerEndpoint) -> None:
     with make_client(server.address, 1) as honest, Liar(server.address, 0) as liar:
         ends = Ends(server, honest)
