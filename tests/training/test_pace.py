@@ -104,7 +104,7 @@ def job_of(folder, **local):
     return make_job(config.resolve({**document, "local": {"batch_size": 32, "lr": 0.5, **local}}), folder)
 
 
-def test_what_is_cut_is_paid_for(tmp_path):
+def test_what_is_cut_is_paid_for(tmp_path, monkeypatch):
     free, paced = job_of(tmp_path / "a"), job_of(tmp_path / "b", pace="constant")
     noise = [job.protocol.client(0).noise_multiplier for job in (free, paced)]
     assert noise[0] < noise[1] < 1.01 * noise[0]
@@ -118,6 +118,11 @@ def test_what_is_cut_is_paid_for(tmp_path):
     replaced = replace_one_epsilon(paced.protocol)
     assert replaced is not None
     assert replaced <= covered_epsilon(5)
+    # No epsilon is stated above those for which a reserved part of delta pays.
+    for reserve in ("covered_epsilon", "epsilon_of_reserve"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"dpcfl_net.experiment.statement.{reserve}", lambda _: replaced - 1e-3)
+            assert replace_one_epsilon(paced.protocol) is None
 
 
 @pytest.mark.parametrize(
