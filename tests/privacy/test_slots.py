@@ -1,14 +1,17 @@
-"""Slots of secure sums in a plan."""
+"""Slots in a plan, and the events that they cost."""
 
 from __future__ import annotations
 
+from itertools import product
+
+import numpy as np
 import pytest
 
 from dpcfl_net.federation.claim import plan_events, protected, unprotected
 from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, LabelledCentralSlot, LabelSlot, SecureSlot, StageSlot
+from dpcfl_net.privacy.slots import CentralSlot, DPSGDSlot, LabelledCentralSlot, LabelSlot, SecureSlot, SelectionSlot, StageSlot
 
 KEYS, MASKED, UNMASK = StageSlot("secure_keys"), SecureSlot("masked_update", 0.25), StageSlot("secure_unmask")
 
@@ -27,6 +30,18 @@ def test_noise_is_calibrated_for_the_masked_vectors_only_in_the_order_of_the_pla
     assert plan_events(protected(plan), 2.0, "zero-out") == [SampledGaussian(2.0, 0.25, 2), SampledGaussian(2.0, 0.1, 3)]
     assert plan_events(plan, 2.0, "zero-out").count(DataFree()) == 2
     assert unprotected(plan) == []
+
+
+@pytest.mark.parametrize(("adjacency", "moves"), [("zero-out", (0, 1)), ("replace-one", (-1, 0, 1))])
+def test_a_selection_costs_the_largest_range_of_its_log_probability_ratios(adjacency, moves):
+    """A record that is left out or replaced moves the count of each of three models by one of the moves."""
+    eta, counts = 0.3, np.array([4, 9, 6])
+
+    def log_probabilities(counts):
+        return eta * counts - np.log(np.exp(eta * counts).sum())
+
+    ratios = [log_probabilities(counts + np.array(each)) - log_probabilities(counts) for each in product(moves, repeat=3)]
+    assert SelectionSlot("select", eta).event(None, adjacency).epsilon == pytest.approx(max(np.ptp(each) for each in ratios))
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (4, 1), (5, 2), (8, 2)])
