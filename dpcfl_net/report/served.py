@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dpcfl_net.results.number_format import at_most, number, percent
+from dpcfl_net.results.number_format import percent, spent_of
 from dpcfl_net.results.overview import RUNNING, Overview
 
 Pair = tuple[str, str]
@@ -62,19 +62,11 @@ def progress(shown: Overview) -> str:
 
 
 def epsilon(shown: Overview) -> str:
-    """Format epsilon spent of the promised one: `2.31 of 5`, with the round that it is counted to if later ones have ended.
-
-    Before the first count `at most 5`, without a finite one `inf`; a dash if none is stated.
-    """
+    """Format epsilon spent as `spent_of`, with a mark if it does not hold; a dash if none is stated."""
     if not shown.stated:
         return "–"
-    if number(shown.epsilon) is None:
-        return "inf"
-    promised, spent = at_most(shown.epsilon, 3), at_most(shown.spent, 3)
-    said = f"at most {promised}" if shown.spent is None else f"{spent} of {promised}"
-    if shown.spent_round is not None and shown.spent_round < shown.done:
-        said += f" after round {shown.spent_round}"
-    return f"{said} (insecure)" if shown.insecure else said
+    said = spent_of(shown.epsilon, shown.spent, shown.spent_round, shown.done)
+    return f"{said} (insecure)" if shown.insecure and shown.epsilon is not None else said
 
 
 def tab(shown: Overview) -> str:

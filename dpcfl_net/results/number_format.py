@@ -40,6 +40,23 @@ def at_most(value: Any, digits: int = 4) -> str:
     return plain(value if found is None else float(Context(digits, ROUND_CEILING).create_decimal(repr(found))), digits)
 
 
+def spent_of(epsilon: float | None, spent: float | None, counted_to: int | None, done: int) -> str:
+    """Format epsilon spent of the promised one: `2.31 of 5`, `at most 5` before the first count, `inf` without a finite promise.
+
+    Args:
+        epsilon: Promised epsilon; None: it is not finite.
+        spent: Epsilon spent so far; None: not counted yet.
+        counted_to: Round that `spent` is counted to, named if later ones have ended; None: all of them.
+        done: Rounds that have ended.
+    """
+    if epsilon is None:
+        return "inf"
+    if spent is None:
+        return f"at most {at_most(epsilon)}"
+    behind = f" after round {counted_to}" if counted_to is not None and counted_to < done else ""
+    return f"{at_most(spent, 3)} of {at_most(epsilon)}{behind}"
+
+
 def tiny(value: Any, digits: int = 4) -> str:
     """Format as `plain`; a number nearer to 0 than 1e-10 as `below 1e-10`."""
     found = number(value)

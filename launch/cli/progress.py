@@ -14,7 +14,7 @@ from dpcfl_net.clustering.metrics import minority
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.cli.phases import Workers
 from dpcfl_net.launch.preparation import read_step
-from dpcfl_net.results.number_format import at_most, counted, number, percent
+from dpcfl_net.results.number_format import counted, number, percent, spent_of
 from dpcfl_net.results.round_tables import RoundTables
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
 from dpcfl_net.results.run_view import (
@@ -100,16 +100,8 @@ class ProgressView:
 
     @property
     def epsilon_text(self) -> str:
-        """Format epsilon: `2.31 of 5`, `at most 5` before the first count, `inf`, or empty if none is stated."""
-        if not self.epsilon_stated:
-            return ""
-        if self.epsilon is None:
-            return "inf"
-        if self.epsilon_spent is None:
-            return f"at most {at_most(self.epsilon)}"
-        behind = self.epsilon_round is not None and self.epsilon_round < self.round
-        spent = f"{at_most(self.epsilon_spent, 3)} of {at_most(self.epsilon)}"
-        return spent + (f" after round {self.epsilon_round}" if behind else "")
+        """Epsilon as `spent_of`; empty if none is stated."""
+        return spent_of(self.epsilon, self.epsilon_spent, self.epsilon_round, self.round) if self.epsilon_stated else ""
 
 
 def tail_progress(folder: Path | str) -> ProgressView:

@@ -130,6 +130,7 @@ def test_damaged_files_leave_gaps(tmp_path: Path) -> None:
         ({"epsilon_spent": None}, "at most 5"),
         ({"epsilon": None, "epsilon_spent": None}, "inf"),
         ({"insecure": "noise is seeded"}, "4.98 of 5 (insecure)"),
+        ({"epsilon": 5.123}, "4.98 of 5.123"),  # as `dpcfl watch` and the statement say it
     ],
 )
 def test_an_epsilon_is_never_said_without_its_limits(tmp_path: Path, changes: dict, said: str) -> None:
