@@ -257,7 +257,7 @@ class ClientEndpoint:
         """Wait for something to read, at most until `due`; return what is readable.
 
         A message that never ends is not readable, so a connection in use is looked at several times a second. One out of use sleeps
-        until its next heartbeat, or until bytes come: a thousand idle workers of a host would else take a quarter of two cores.
+        until its next heartbeat, or until bytes come: a thousand idle workers of a host would else take a third of two cores.
         """
         now, stirs = time.monotonic(), -1
         if self._events:

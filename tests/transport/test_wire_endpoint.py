@@ -432,7 +432,7 @@ def test_an_endless_message_of_a_coordinator_is_cut(security: str, monkeypatch: 
 
 
 def test_an_idle_client_sleeps_until_bytes_come_and_still_cuts_an_endless_message() -> None:
-    """A thousand idle workers that looked at their connections four times a second took a quarter of two cores."""
+    """A thousand idle workers that looked at their connections four times a second took a third of two cores."""
     found: list[str] = []
     wake = WakePipe()
     with (
