@@ -17,6 +17,7 @@ from dpcfl_net.transport.messages import CHUNK, WINDOW
 UNREAD_LIMIT = 4 * WINDOW * CHUNK  # bytes a connection may send ahead of complete messages
 PERIOD_S = 0.1  # between looks at the connections
 _PINGS = 64  # bytes per second of ZeroMQ's heartbeats, which the owner does not see; an honest peer sends 9
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: the peer hears of a reset, which is no failed handshake
 _TCP_INFO = getattr(socket, "TCP_INFO", -1)  # -1: no such option, an OSError
 _COUNTED = struct.Struct("<128xQ")  # start of Linux's struct tcp_info, with tcpi_bytes_received
 _BEFORE_PROOF = 266  # bytes that a peer sends before it proves its key: greeting and HELLO of CURVE
@@ -73,6 +74,12 @@ class Connection:
         with contextlib.suppress(OSError):
             self._borrowed.shutdown(socket.SHUT_RDWR)
 
+    def reset(self) -> None:
+        """End a connection that has just begun as if nobody listened."""
+        with contextlib.suppress(OSError):
+            self._borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            self._borrowed.shutdown(socket.SHUT_RD)
+
     def forget(self) -> None:
         """Give the descriptor back, which libzmq closes."""
         self._borrowed.detach()
@@ -92,10 +99,14 @@ class ConnectionGuard:
     connection whose message the owner reads before the guard has heard of the connection counts as silent until its next message,
     and that message's bytes stay unread.
 
+    The messages of a connection that has ended stay until the owner reads them. So at most `most_silent` may complete their handshake
+    before the owner has read all messages; then new ones are reset. The next connection may get the descriptor of one that has ended:
+    messages with this descriptor do not count until the owner has read all, else the old ones would let the new one send more and more.
+
     Args:
         watched: The bound socket.
         unread_limit: Largest difference in bytes.
-        most_silent: Most connections without a message; None: no limit.
+        most_silent: Most connections without a message, and most handshakes before the owner has read all messages; None: no limit.
     """
 
     def __init__(self, watched: zmq.Socket, unread_limit: int = UNREAD_LIMIT, most_silent: int | None = None) -> None:
@@ -104,6 +115,11 @@ class ConnectionGuard:
         self._connections: dict[int, Connection] = {}
         self._silent: dict[int, Connection] = {}  # in the order of their begin
         self._of_key: dict[str, set[Connection]] = {}  # those that have sent a message; as many keys as the socket allows
+        # Descriptors of connections that have ended since the owner last read all messages, and before that time. One is kept until
+        # the second time, since the owner may find nothing to read just before the last messages of a connection arrive.
+        self._ended: list[int] = []
+        self._ended_before: list[int] = []
+        self._handshakes = 0  # since the owner last read all messages
         self._failures: list[tuple[str, str]] = []
         self._thread = threading.Thread(target=self._run, name="connection-guard", daemon=True)
         self._thread.start()
@@ -117,7 +133,7 @@ class ConnectionGuard:
             key: Authenticated key of the connection, z85; empty without CURVE.
         """
         connection = self._connections.get(fd)
-        if connection is None:
+        if connection is None or fd in self._ended or fd in self._ended_before:
             return
         connection.delivered += size
         if key and not connection.key:
@@ -130,6 +146,12 @@ class ConnectionGuard:
                 self._log("connections", f"cut one of more than {MOST_OF_KEY} connections under one key")
                 connection.shut_down()
         self._silent.pop(fd, None)
+
+    def all_read(self) -> None:
+        """Record that the owner has read all messages that had arrived."""
+        self._handshakes = 0
+        if self._ended or self._ended_before:
+            self._ended_before, self._ended = self._ended, []
 
     def cut(self, fd: int) -> None:
         """Shut a connection down; the peer may connect again."""
@@ -176,7 +198,11 @@ class ConnectionGuard:
             with contextlib.suppress(OSError):  # it has ended already
                 self._connections[value] = self._silent[value] = Connection(value)
                 self._make_room()
+                self._require_read(self._connections[value])
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._handshakes += 1
         elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+            self._ended.append(value)
             self._forget(value)
         elif event in _FAILED:
             self._log("handshake", _FAILED[event])
@@ -191,6 +217,12 @@ class ConnectionGuard:
         self._log("silent", f"cut one of more than {self._most_silent} connections that had sent no message")
         if (connection := self._silent.pop(fd, None)) is not None:
             connection.shut_down()
+
+    def _require_read(self, connection: Connection) -> None:
+        """Reset a new connection if too many others may have sent messages that the owner has not read."""
+        if self._most_silent is not None and self._handshakes > self._most_silent:
+            self._log("unread", f"reset a connection: more than {self._most_silent} others since all messages were read")
+            connection.reset()
 
     def _forget(self, fd: int) -> None:
         self._silent.pop(fd, None)

@@ -86,8 +86,8 @@ class ObserverInbox:
         deadline = time.monotonic() + timeout_s
         while True:
             wait = max(0.0, min(deadline - time.monotonic(), 0.25))
-            if self._socket.poll(int(wait * 1000)):
-                self._read(found)
+            self._socket.poll(int(wait * 1000))
+            self._read(found)
             for error in self._listener.news():
                 self._message_log.failed("unknown", error)
             if found or time.monotonic() >= deadline:

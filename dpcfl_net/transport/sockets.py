@@ -260,7 +260,10 @@ class Listener:
 
     def receive(self) -> Arrived | None:
         """Receive the next message without waiting; None if there is none."""
-        return receive(self.socket, self._routed, self._authenticator is not None, self.guard)
+        arrived = receive(self.socket, self._routed, self._authenticator is not None, self.guard)
+        if arrived is None:
+            self.guard.all_read()
+        return arrived
 
     def news(self) -> list[WireError]:
         """Return refused keys, failed handshakes and cut connections since the last call."""

@@ -390,6 +390,53 @@ def test_frames_that_were_read_give_no_room_for_unread_ones(security: str) -> No
     assert [error.code for error in found] == ["flood"]
 
 
+def test_messages_of_an_ended_connection_give_no_room_to_the_next_one() -> None:
+    """It may get the same descriptor, under which the owner reads the messages of both."""
+    listener = Listener(zmq.ROUTER, "tcp://127.0.0.1:*", Link(RUN, JOB, SERVER), [KEYS[0][0]], unread_limit=1 << 18)
+
+    def connected(context: zmq.Context) -> tuple[zmq.Socket, int]:
+        """A peer, and the descriptor of its connection at the listener."""
+        peer = context.socket(zmq.DEALER)
+        peer.linger = 10_000
+        sockets.join_curve(peer, Link(RUN, JOB, KEYS[0], SERVER[0]))
+        peer.connect(listener.address)
+        wait_for(lambda: listener.guard._connections)
+        return peer, next(iter(listener.guard._connections))
+
+    try:
+        for _ in range(10):  # another descriptor may have been closed meanwhile
+            with zmq.Context() as context:
+                first, before = connected(context)
+                for _ in range(6):
+                    first.send(bytes(1 << 15))
+                first.close()
+                wait_for(lambda: not listener.guard._connections)
+                second, now = connected(context)
+                with second:
+                    second.linger = 0
+                    wait_for(lambda: listener.receive() is not None)
+                    while listener.receive() is not None:
+                        pass
+                    assert not listener.news()
+                    for _ in range(3):
+                        second.send(bytes(1 << 17))
+                    until = time.monotonic() + 5
+                    while not (found := listener.news()) and time.monotonic() < until:
+                        time.sleep(0.01)
+            if now == before:
+                break
+        assert (now, [error.code for error in found]) == (before, ["flood"])
+    finally:
+        listener.close(0)
+
+
+def wait_for(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_frame_above_the_limit_closes_the_connection() -> None:
     with make_server(security="none") as server, make_client(server.address, 1, security="none") as honest:
         ends = Ends(server, honest).joined()
@@ -490,6 +537,33 @@ def test_strangers_who_send_nothing_do_not_take_all_descriptors_of_a_server() ->
             assert both.round(late, 1, 1, UPDATE).kind == "result"
             assert both.round(early, 0, 2, UPDATE).kind == "result"
         assert server.failures["silent"] > 0
+
+
+def test_messages_of_ended_connections_are_bounded_and_an_honest_client_waits_until_a_server_reads(monkeypatch) -> None:
+    """Each left up to 64 MiB of messages behind, which filled the memory of a server that computed."""
+    monkeypatch.setattr(sockets, "SPARE", 2)
+    with make_server() as server:
+
+        def is_through() -> bool:
+            with Liar(server.address, 1) as liar:
+                liar.wait(lambda: liar._through or liar.closed, 10)
+                return liar._through
+
+        assert all(is_through() for _ in range(len(KEYS) + 2))
+        assert not all(is_through() for _ in range(20))
+        with pytest.raises(ConnectionResetError):  # which a client takes for a coordinator that is down
+            read_to_the_end(("127.0.0.1", int(server.address.rpartition(":")[2])))
+        with make_client(server.address, 0) as client:
+            client.poll(0.2)
+            assert Ends(server, client).joined().round(client, 0, 1, UPDATE).kind == "result"
+        assert server.failures["unread"] > 2
+        assert is_through()
+
+
+def read_to_the_end(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, 10) as stranger:
+        while stranger.recv(4096):
+            pass
 
 
 def test_a_client_that_connects_again_and_again_does_not_take_all_descriptors_of_a_server() -> None:
