@@ -57,7 +57,7 @@ from dpcfl_net.transport import dialed, observer_inbox, observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import ClientTimes, Link, Payload, ServerEndpoint
-from dpcfl_net.transport.guard import MOST_OF_KEY, PERIOD_S, SPARE
+from dpcfl_net.transport.guard import MOST_OF_KEY, PERIOD_S, SPARE, Connection
 from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, VERSION, WINDOW, Header, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span, decode_note
@@ -414,6 +414,7 @@ def test_messages_of_an_ended_connection_give_no_room_to_the_next_one() -> None:
                 second, now = connected(context)
                 with second:
                     second.linger = 0
+                    listener.guard.all_read()  # as if the owner had found nothing just before the last messages arrived
                     wait_for(lambda: listener.receive() is not None)
                     while listener.receive() is not None:
                         pass
@@ -428,6 +429,22 @@ def test_messages_of_an_ended_connection_give_no_room_to_the_next_one() -> None:
         assert (now, [error.code for error in found]) == (before, ["flood"])
     finally:
         listener.close(0)
+
+
+@pytest.mark.parametrize("end", [Connection.shut_down, Connection.reset])
+def test_a_connection_that_has_ended_already_can_be_ended(end: Callable[[Connection], None]) -> None:
+    """An error would end the guard's thread, and with it all limits."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        peer = socket.create_connection(listening.getsockname())
+        accepted, _ = listening.accept()
+        with accepted:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            with pytest.raises(ConnectionResetError):
+                accepted.recv(1)
+            connection = Connection(accepted.fileno())
+            end(connection)
+            connection.forget()
 
 
 def wait_for(done: Callable[[], object]) -> None:
@@ -1100,6 +1117,10 @@ def test_security_none_believes_the_claim_but_not_two_of_them() -> None:
             assert liar.hello(ends, client=9).code == "unknown-client"
             assert liar.hello(ends, client=1).kind == "WELCOME"
             assert liar.hello(ends, client=2).code == "identity"
+        with contextlib.ExitStack() as stack:  # connections without a key are not those of one key
+            many = [stack.enter_context(Liar(server.address, 1, curve=False)) for _ in range(MOST_OF_KEY + 1)]
+            assert [liar.hello(ends, client=9).code for liar in 2 * many] == ["unknown-client"] * 2 * len(many)
+        assert server.failures["connections"] == 0
         assert ends.round(client, 0, 2, UPDATE).kind == "result"
 
 
