@@ -45,7 +45,7 @@ class Process:
     """A group in a thread, the launcher's end of its pipe, and its workers in the order of their start."""
 
     def __init__(self, monkeypatch):
-        self.workers, self.may_open, self.errors = [], threading.Event(), {}
+        self.workers, self.may_open, self.errors, self.gates = [], threading.Event(), {}, {}
         self.may_open.set()
         monkeypatch.setattr(worker_group, "turns", lambda spec: contextlib.nullcontext)
         monkeypatch.setattr(worker_group, "make_host", self._opened)
@@ -66,6 +66,8 @@ class Process:
 
     def _opened(self, job, client, *about, **more):
         self.may_open.wait(60)
+        if client in self.gates:
+            self.gates[client].wait(60)
         if client in self.errors:
             raise self.errors[client]
 
@@ -128,6 +130,23 @@ def test_a_client_that_is_stopped_while_its_gate_is_opened_leaves(group):
     group.end()
 
 
+def test_a_client_goes_on_after_the_end_of_the_commands_until_it_leaves(group):
+    """As after the last round: the process would end while its clients still send."""
+    group.send("start 3")
+    group.started(1)
+    group._pipe.close()
+    group._thread.join(0.2)
+    assert group._thread.is_alive()
+    group.workers[0].stop()
+    assert group.failure() is None
+
+
+def test_what_is_no_command_ends_the_process_with_an_error(group):
+    """It would wait for commands that it no longer reads."""
+    group.send("start 3", "start all")
+    assert isinstance(group.failure(), ValueError)
+
+
 def test_a_client_that_is_started_before_it_has_left_starts_once_more(group):
     group.send("start 3")
     group.started(1)
@@ -174,6 +193,22 @@ def test_a_process_ends_with_the_names_of_all_clients_that_failed(group, errors,
     assert (type(failed), str(failed), failed.exit_code) == (ClientsFailed, message, code)
     assert failed_clients(f"ClientsFailed: {failed}", range(2, 7)) == sorted(errors)
     assert {worker.client for worker in group.workers} == set(range(2, 7)) - set(errors)
+
+
+def test_a_process_whose_client_failed_ends_when_the_last_gate_is_open(group):
+    """Its other clients would go on, and the launcher would not hear of the failure before they leave."""
+    group.errors[3], group.gates[4] = ValueError("broken"), threading.Event()
+    group.may_open.clear()
+    group.send("start 3")
+    until(lambda: is_served(3))
+    group.send("start 4")
+    until(lambda: is_served(4))
+    group.may_open.set()
+    until(lambda: not is_served(3) and group._group._news.empty())
+    group._thread.join(0.1)
+    assert group._thread.is_alive()  # client 4 may fail for the same reason
+    group.gates[4].set()
+    assert str(group.failure()) == "client 3: ValueError: broken"
 
 
 @pytest.mark.parametrize("error", [RunFailed("the coordinator does not answer"), OSError(errno.ENOSPC, "full")])
