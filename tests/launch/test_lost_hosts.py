@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import wait
 from signal import SIGUSR1
 
 import psutil
@@ -33,6 +34,7 @@ from dpcfl_net.launch.placement.messages import (
     GroupCommand,
     PrepareKeys,
     PublicKeys,
+    SendSignal,
     SetJob,
     SignalAggregator,
     StartAggregator,
@@ -146,7 +148,15 @@ def test_a_lost_host_is_told_its_clients_and_its_job_before_it_starts_a_worker(t
         GroupCommand(first=3, word="start 3"),
     ]
     other = agent.start(ClientRange(range(5, 6)), tmp_path / "log of another")
-    until(lambda: connections[1].sent[4:] == [StartWorker(first=5, count=1, group=False)])
+    for one in (handle, other):
+        one.signal(SIGUSR1)
+        one.finish()
+    assert connections[1].sent[4:] == [
+        StartWorker(first=5, count=1, group=False),
+        SendSignal(first=3, number=SIGUSR1),
+        GroupCommand(first=3, word="end"),
+        SendSignal(first=5, number=SIGUSR1),
+    ]
     assert not connections[2].opened.is_set()
     agent.hang_up()
     agent.join(60)
@@ -183,15 +193,20 @@ def test_a_host_that_cannot_be_reached_again_ends_its_workers_with_the_reason_an
 
 def test_workers_of_an_agent_that_fails_end_with_its_code_and_its_reason(tmp_path):
     connection = Connection(WorkerEnded(first=4, code=1, log="its own"), AgentError(reason="it has no GPU 7", code=2))
-    agent = HostAgent(Host("far", lambda: connection))
+    agent, opened = HostAgent(Host("far", lambda: connection)), psutil.Process().num_fds()
     agent.open()
     agent.wait_for(agent.has_answered, 60)
     handles = [agent.start(ClientRange(range(first, first + 1)), tmp_path / f"{first}.log") for first in (3, 4)]
+    assert not wait([handle.sentinel for handle in handles], 0)
     connection.ends.set()
     assert [handle.wait(60) for handle in handles] == [2, 1]  # after 2 no worker starts again
+    assert all(wait([handle.sentinel], 60) for handle in handles), "by which the launcher sees that they have ended"
     assert [handle.log_path.read_text() for handle in handles] == ["host far: it has no GPU 7\n", "its own\n"]
+    assert [handle.reason for handle in handles] == ["host far: it has no GPU 7", "its own"]  # it names the clients that failed
     for handle in handles:
         handle.close()
+    assert agent.join(60)
+    assert psutil.Process().num_fds() == opened
 
 
 def test_what_an_aggregator_reports_is_in_the_run_folder_and_it_ends_once(tmp_path):

@@ -29,7 +29,7 @@ class Waiting:
     """A worker that serves until it is stopped."""
 
     def __init__(self, spec, job, host, context, turn, pair):
-        self.client, self.came_too_late = spec.client, False
+        self.client, self.came_too_late, self.turn = spec.client, False, turn
         self._stopped, self.serving = threading.Event(), threading.Event()
 
     def serve(self):
@@ -139,6 +139,22 @@ def test_a_client_goes_on_after_the_end_of_the_commands_until_it_leaves(group):
     assert group._thread.is_alive()
     group.workers[0].stop()
     assert group.failure() is None
+
+
+def test_one_client_of_a_process_computes_at_a_time(group):
+    """They share one engine."""
+    group.send("start 3", "start 4")
+    group.started(2)
+    entered = threading.Event()
+
+    def compute():
+        with group.workers[1].turn():
+            entered.set()
+
+    with group.workers[0].turn():
+        threading.Thread(target=compute, daemon=True).start()
+        assert not entered.wait(0.1)
+    assert entered.wait(60)
 
 
 def test_what_is_no_command_ends_the_process_with_an_error(group):
