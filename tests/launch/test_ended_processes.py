@@ -53,6 +53,13 @@ def test_a_full_disk_is_told_with_the_file_and_the_code_of_a_failed_run(tmp_path
     assert found == (f"the child ended with code 4: RunFailed: /some/file: no space left on the device (log: {tmp_path / log})")
 
 
+def test_a_process_starts_where_the_current_folder_was_removed(tmp_path, server, monkeypatch):
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "RunFailed: /some/file: no space left" in message_of(server, "full_disk:fill", "/some/file", tmp_path / "log")
+
+
 def test_another_error_is_told_too_where_the_log_cannot_be_written(tmp_path, server):
     (tmp_path / "full").symlink_to("/dev/full")
     found = message_of(server, "full_disk:empty", "", tmp_path / "full")
@@ -143,8 +150,8 @@ def test_a_process_ends_with_a_launcher_that_was_killed_while_it_started_it(tmp_
 
 
 def fail(length: int) -> None:
-    """Main function of a child that fails with a long message."""
-    raise ValueError("x" * length)
+    """Main function of a child that fails with a long message, which begins with a byte of a file name that is no text."""
+    raise ValueError("\udcff" + "x" * length)
 
 
 def test_a_long_message_is_cut(tmp_path, server):
@@ -152,7 +159,7 @@ def test_a_long_message_is_cut(tmp_path, server):
     forked = server.fork("the child", start_of("test_ended_processes:fail", 1 << 20, role_environment()), tmp_path / "log")
     error = str(forked.failure(forked.wait(60)))
     forked.close()
-    assert error.startswith("the child ended with code 70: ValueError: xxx")
+    assert error.startswith("the child ended with code 70: ValueError: ?xxx")
     assert len(error) < 3000
 
 
