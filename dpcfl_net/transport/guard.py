@@ -149,9 +149,7 @@ class ConnectionGuard:
 
     def all_read(self) -> None:
         """Record that the owner has read all messages that had arrived."""
-        self._handshakes = 0
-        if self._ended or self._ended_before:
-            self._ended_before, self._ended = self._ended, []
+        self._handshakes, self._ended_before, self._ended = 0, self._ended, []
 
     def cut(self, fd: int) -> None:
         """Shut a connection down; the peer may connect again."""

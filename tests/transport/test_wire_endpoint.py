@@ -587,6 +587,11 @@ def test_a_client_that_connects_again_and_again_does_not_take_all_descriptors_of
     """Each connection sent one message and stayed open: a few hundred, under one valid key, ended the run."""
     with contextlib.ExitStack() as stack, make_server() as server, make_client(server.address, 0) as other:
         ends = Ends(server, other).joined()
+        for _ in range(3 * MOST_OF_KEY):  # one after another are not too many
+            with Liar(server.address, 1) as only:
+                for _ in range(3):
+                    only.hello(ends)
+        assert server.failures["connections"] == 0
         first = stack.enter_context(Liar(server.address, 1))
         first.hello(ends)
         first.hello(ends)  # a message that the server reads before its guard has heard of the connection does not count
