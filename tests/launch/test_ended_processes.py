@@ -303,9 +303,10 @@ def test_an_agent_sends_the_end_of_a_log_with_the_message_that_it_lacks(tmp_path
 
 def test_processes_have_titles_whatever_the_first_variable_of_the_environment(tmp_path, monkeypatch):
     """`dpcfl bench` and faults of processes find them by title."""
-    monkeypatch.setattr(os, "environ", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", **os.environ})
+    monkeypatch.setattr(os, "environ", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "TOKEN_OF_USER": "secret", **os.environ})
     server, start = ForkServer(), start_of("test_ended_processes:rest", 600, role_environment())
     try:
+        assert psutil.Process(server.pid).environ() == role_environment()  # the coordinator is its child
         forked = server.fork("client 0", start, tmp_path / "log")
         try:
             process, deadline = psutil.Process(forked.pid), time.monotonic() + 60

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import os
 import resource
 import signal
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -53,7 +56,7 @@ from wire_ends import (
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.runtime.wake_pipe import WakePipe
-from dpcfl_net.transport import dialed, observer_inbox, observer_outbox, sockets
+from dpcfl_net.transport import dialed, guard, observer_inbox, observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, Stamp, new_id
 from dpcfl_net.transport.dialed import HANDSHAKES, DialedConnection
 from dpcfl_net.transport.endpoint import ClientTimes, Link, Payload, ServerEndpoint
@@ -445,6 +448,29 @@ def test_a_connection_that_has_ended_already_can_be_ended(end: Callable[[Connect
             connection = Connection(accepted.fileno())
             end(connection)
             connection.forget()
+
+
+def test_the_guard_goes_on_after_a_connection_that_ended_before_it_heard_of_it(server: ServerEndpoint, monkeypatch) -> None:
+    def ended(fd: int) -> Connection:
+        raise OSError(errno.EBADF, f"{fd} is closed")
+
+    for left in (1, 2):
+        monkeypatch.setattr(guard, "Connection", ended if left == 1 else Connection)
+        socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))).close()
+        Ends(server).until(lambda left=left: server.failures["handshake"] == left)
+
+
+def test_a_server_that_ends_gives_the_descriptors_of_its_connections_back() -> None:
+    """Python would close them later, when they are those of other files."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        server = make_server()
+        with make_client(server.address) as client:
+            Ends(server, client).joined()
+            server.close(abort=True)
+        del server
+        gc.collect()
+    assert not found
 
 
 def wait_for(done: Callable[[], object]) -> None:
