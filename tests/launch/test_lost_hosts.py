@@ -309,6 +309,16 @@ def test_the_end_of_the_command_that_reaches_a_host_is_told_as_ssh_means_it(tmp_
     connection = CommandConnection(["sh", "-c", script], tmp_path / "log")
     assert [*connection.reports()] == []
     assert connection.failure() == said
+    connection.send(b"late")  # the launcher may not know yet that it has ended
+    connection.close(10)
+    connection.send(b"later")
+
+
+def test_a_host_that_reads_late_gets_a_command_that_is_longer_than_a_pipe(tmp_path):
+    connection = CommandConnection(["sh", "-c", "sleep 0.2; wc -c"], tmp_path / "log")
+    connection.send(bytes(1 << 20))
+    connection.hang_up()
+    assert [int(line) for line in connection.reports()] == [1 << 20]
     connection.close(10)
 
 
