@@ -44,7 +44,10 @@ def test_a_client_beyond_the_files_and_a_short_file_are_refused(packed):
         keys.read_client_keys(packed, 21)
 
 
-@pytest.mark.parametrize("bad", ['"' + "a" * 39, "~" + "a" * 39, "é" + "a" * 39, "#####" + "a" * 35, "a" * 39])
+@pytest.mark.parametrize(
+    "bad",
+    ['"' + "a" * 39, "~" + "a" * 39, "a" * 39 + "~", "é" + "a" * 39, "#####" + "a" * 35, "%nSc1" + "a" * 35, "a" * 39],
+)
 def test_a_line_that_is_no_key_is_refused(packed, bad):
     path = keys.public_path(packed, PACK)
     lines = path.read_text().splitlines()
