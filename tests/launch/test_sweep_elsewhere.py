@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import engines
 import fake_slurm
+import psutil
 import pytest
 from cli_cases import call
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, write_config
@@ -21,7 +23,7 @@ from dpcfl_net.core.locks import run_lock
 from dpcfl_net.core.number_spans import spans
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.launch import sweeps
-from dpcfl_net.launch.cells import ray, slurm
+from dpcfl_net.launch.cells import local, ray, slurm
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.placement import slurm_batch
 from dpcfl_net.launch.placement.ray import counts_of
@@ -287,8 +289,8 @@ def test_a_resumed_run_asks_ray_for_the_same_bundles():
 
 
 def test_memory_in_slurms_format():
-    assert ray.memory_bytes("4G") == 4 << 30
-    assert ray.memory_bytes("100") == 100 << 20
+    memory = {"2K": 2 << 10, "300M": 300 << 20, "4G": 4 << 30, "1T": 1 << 40, "100": 100 << 20}
+    assert {text: ray.memory_bytes(text) for text in memory} == memory
 
 
 class StandInForRay:
@@ -377,6 +379,33 @@ def test_a_cluster_without_room_for_a_cell_or_without_an_answer_is_told(plan, cl
     monkeypatch.setattr(cluster, "init", lambda **settings: (_ for _ in ()).throw(ConnectionError("no head node")))
     with pytest.raises(ConfigError, match=r"^--on ray: Ray: ConnectionError: no head node$"):
         ray.RayCells(plan.folder, plan.folders(), Resources(), jobs=None)
+
+
+# Stands in for `cells.process` on a node: cell 1 does not end, each other one tells what it was asked for, and where.
+ON_NODE = """
+import json, os, sys, time
+cell = json.loads(sys.stdin.readline())
+time.sleep(20 * (cell["cell"] == 1))
+outcome = dict(state="finished", cached=False, seconds=float(cell["slots"]), error=str(cell["cell"]) + os.getcwd())
+os.write(1, json.dumps(outcome).encode() + b"\\n")
+"""
+
+
+def test_a_task_of_ray_runs_its_cell_where_the_command_was_called_until_ray_cancels_it(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "MAIN", ON_NODE)
+    monkeypatch.chdir(tmp_path)  # restored after the test
+    folder, elsewhere = str(plan.folder), plan.folder / "logs"
+    elsewhere.mkdir()
+    for where in (elsewhere, tmp_path / "not on this node"):
+        found = CellOutcome.from_json(plan.folder, ray.run_on_node(folder, 2, 3, str(where)))
+        assert found == CellOutcome(plan.folder, "finished", seconds=3.0, error=f"2{elsewhere}")
+    looks = iter([[]])  # then Ray interrupts the task
+    monkeypatch.setattr(ray, "wait", lambda outcomes, timeout: next(looks))
+    start = time.monotonic()
+    with pytest.raises(StopIteration):
+        ray.run_on_node(folder, 1, 3, str(elsewhere))
+    assert time.monotonic() - start < 8
+    assert not [child for child in psutil.Process().children() if ON_NODE in child.cmdline()]
 
 
 # Whole sweeps
