@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from dpcfl_net.training.layers import is_hooked
 from dpcfl_net.training.sequences import CausalAttention, Codes, Positions
 
 # "image": (n, channels, height, width); "vector": (n, d); "sequence": (n, places, d); "codes": (n, places) int64.
@@ -47,8 +48,7 @@ def supported(module: nn.Module, input_shape: tuple[int, ...] | None) -> bool:
     layers = [child for child in module.modules() if any(True for _ in child.parameters(recurse=False))]
     known = all(_weighted(layer) for layer in layers)
     shared = len(set(module.parameters())) != sum(1 for layer in layers for _ in layer.parameters(recurse=False))
-    hooked = any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
-    if not layers or not known or shared or hooked:
+    if not layers or not known or shared or any(map(is_hooked, module.modules())):
         return False
     try:
         graph = _Tracer().trace(copy.deepcopy(module).train())

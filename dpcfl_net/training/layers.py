@@ -72,7 +72,7 @@ def fast_layers(module: nn.Module, input_shape: tuple[int, ...] | None = None) -
     Raises:
         ConfigError: For the first layer that does not fit its input.
     """
-    if type(module) is not nn.Sequential:
+    if type(module) is not nn.Sequential or is_hooked(module):
         return None
     layers: list[Layer] = []
     at, flat, shape = 0, True, input_shape
@@ -138,7 +138,7 @@ def _layer(child: nn.Module, at: int) -> Layer | None:
     # Subclasses may compute something else: isinstance narrows for the type checker, the exact type decides.
     if type(child) not in (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Flatten):
         return None
-    if child._forward_hooks or child._forward_pre_hooks:
+    if is_hooked(child):
         return None
     if (
         isinstance(child, nn.Conv2d)
@@ -156,6 +156,12 @@ def _layer(child: nn.Module, at: int) -> Layer | None:
     if isinstance(child, nn.ReLU):
         return Relu()
     return Flat() if isinstance(child, nn.Flatten) and (child.start_dim, child.end_dim) == (1, -1) else None
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return True if a module has a hook, which may change its outputs or its gradients."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks)
 
 
 def _pair(value: Any) -> list[int]:

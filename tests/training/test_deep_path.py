@@ -126,7 +126,15 @@ def mean_over_batch(self: Forward, x: torch.Tensor) -> torch.Tensor:
     return self.layers[0]((x - x.mean(0)).flatten(1))
 
 
+def sharing() -> nn.Module:
+    """Two layers with one weight, each called once."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    module[5].weight = module[3].weight
+    return module
+
+
 REFUSED = {
+    "layers share a weight": sharing(),
     "a layer twice": Forward(lambda own, x: own.layers[1](torch.tanh(own.layers[0](torch.tanh(own.layers[0](x)))).flatten(1)),
                              nn.Conv2d(3, 3, 3, padding=1), nn.Linear(192, CLASSES)),
     "tied": Forward(lambda own, x: own.layers[0](x.flatten(1)) + F.linear(x.flatten(1), own.layers[0].weight), nn.Linear(192, 5)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -61,11 +63,29 @@ def test_a_layer_that_stands_there_twice_is_run_twice() -> None:
     assert fast_layers(nn.Sequential(again, relu, again), (8,)) is None
 
 
-def test_a_layer_with_hooks_is_not_replaced_by_its_type() -> None:
-    module = nn.Sequential(nn.Linear(8, 3))
-    assert fast_layers(module, (8,)) is not None
-    module[0].register_forward_hook(lambda layer, given, out: 2 * out)
-    assert fast_layers(module, (8,)) is None
+HOOKS: dict[str, Callable] = {
+    "forward": lambda layer: layer.register_forward_hook(lambda _, given, out: 2 * out),
+    "before forward": lambda layer: layer.register_forward_pre_hook(lambda _, given: 2 * given[0]),
+    "backward": lambda layer: layer.register_full_backward_hook(lambda _, given, out: (2 * given[0],)),
+    "before backward": lambda layer: layer.register_full_backward_pre_hook(lambda _, out: (2 * out[0],)),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_layer_with_hooks_is_not_replaced_by_its_type(name: str) -> None:
+    """The engines that read types and graphs see no hook: the fast path left it out, also of the gradients."""
+    module = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 3))
+    data, theta = Images(4, (8,), 3), flatten(module)
+    how = {"clip": 1e9, "learning_rate": 0.1, "batch_size": 4, "input_shape": (8,)}
+    plain = Trainer(module, **how)
+    HOOKS[name](module[1])
+    hooked = Trainer(module, **how)
+    assert (plain.path, hooked.path) == ("fast", "opacus")
+    one, other = (trainer.clipped_sum(theta, data, np.arange(4)) for trainer in (plain, hooked))
+    assert not np.allclose(one, other)
+    whole = nn.Sequential(nn.Linear(8, 3))
+    HOOKS[name](whole)
+    assert fast_layers(whole, (8,)) is None
 
 
 @pytest.mark.parametrize(
