@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.training import models
+from dpcfl_net.training.deep_layers import supported
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.models import flatten
 from dpcfl_net.training.physical_batches import LARGEST
@@ -156,6 +158,59 @@ def test_what_it_cannot_do_is_left_to_other_engines(name: str) -> None:
     with pytest.raises(ConfigError, match="the deep path takes Conv2d"):
         trainer(REFUSED[name], 1.0)
     assert Trainer(REFUSED[name], clip=1.0, learning_rate=0.1, batch_size=2).path != "deep"
+
+
+def between(middle: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """Sequences (n, 4, 6) through a layer, what is tested, and a layer that reads vectors."""
+    return Forward(lambda own, x: own.layers[1](middle(own.layers[0](x))), nn.Linear(6, 6), nn.Linear(6, CLASSES))
+
+
+def coded(**how: Any) -> nn.Module:
+    return nn.Sequential(Codes(5), nn.Embedding(5, 6, **how), nn.Flatten(), nn.Linear(24, CLASSES))
+
+
+APART: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "mean of places": (between(lambda h: h.mean(1)), (4, 6)),
+    "mean of places, function": (between(lambda h: torch.mean(F.gelu(h), 1)), (4, 6)),
+    "first place": (between(lambda h: (h + h.relu())[:, 0]), (4, 6)),
+    "product": (between(lambda h: (h * h)[:, -1]), (4, 6)),
+    "codes": (coded(), (4,)),
+    "convolution": (nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Flatten(), nn.Linear(128, CLASSES)), (3, 8, 8)),
+}
+NOT_APART: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "mean of records": (between(lambda h: h.mean(0)), (4, 6)),
+    "mean of records and places": (between(lambda h: torch.mean(h, (0, 1))), (4, 6)),
+    "mean of all": (between(lambda h: h.mean()), (4, 6)),
+    "mean, other shape": (between(lambda h: h.mean(1, keepdim=True)), (4, 6)),
+    "first record": (between(lambda h: h[0]), (4, 6)),
+    "first record, all places": (between(lambda h: h[0, :]), (4, 6)),
+    "records from the second on": (between(lambda h: h[1:, 0]), (4, 6)),
+    "place by record": (between(lambda h: h[:, h]), (4, 6)),
+    "places as batch": (between(lambda h: h[:, 1:].flatten(0, 1)), (4, 6)),
+    "softmax over records": (between(lambda h: torch.softmax(h, 0)[:, 0]), (4, 6)),
+    "cumulative sum over records": (between(lambda h: h.cumsum(0)[:, 0]), (4, 6)),
+    "folded": (between(lambda h: h.flatten(0, 1)), (4, 6)),
+    "folded, function": (between(lambda h: torch.flatten(h, 0, 1)), (4, 6)),
+    "flat, with a name": (between(lambda h: torch.flatten(h, start_dim=0, end_dim=1)), (4, 6)),
+    "each place with a record": (between(lambda h: (h + h[:, 0]).mean(1)), (4, 6)),  # if there are four of both
+    "an output that is not used": (between(lambda h: (h[:, 0], torch.tanh(h))[0]), (4, 6)),
+    "norm of several places": (nn.Sequential(nn.LayerNorm((4, 6)), nn.Flatten(), nn.Linear(24, CLASSES)), (4, 6)),
+    "norm without bias": (nn.Sequential(nn.LayerNorm(6, bias=False), nn.Flatten(), nn.Linear(24, CLASSES)), (4, 6)),
+    "codes weighed by the batch": (coded(scale_grad_by_freq=True), (4,)),
+    "codes that change their table": (coded(max_norm=1.0), (4,)),
+    "codes with sparse gradients": (coded(sparse=True), (4,)),
+    "padding by name": (nn.Sequential(nn.Conv2d(3, 2, 3, padding="same"), nn.Flatten(), nn.Linear(128, CLASSES)), (3, 8, 8)),
+    "input by name": (Forward(lambda own, x: own.layers[0](input=x), nn.Linear(6, CLASSES)), (6,)),
+    "a tuple": (Forward(lambda own, x: (own.layers[0](x),), nn.Linear(6, CLASSES)), (6,)),
+    "nothing to train": (nn.Sequential(nn.Flatten()), (4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", APART | NOT_APART)
+def test_only_operations_that_leave_records_apart_are_supported(name: str) -> None:
+    """The check of a model would refuse one that mixes records, too, by trying it."""
+    module, shape = (APART | NOT_APART)[name]
+    assert supported(module, shape) == (name in APART)
 
 
 def test_an_input_that_is_changed_after_a_layer_has_read_it_is_an_error() -> None:
