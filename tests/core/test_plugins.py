@@ -385,7 +385,10 @@ def folding(layers, x):
         (built_for_inference, "parameter 'weight' was built in torch.inference_mode"),
         (with_transposed_weight, "parameter 'weight' is not contiguous"),
         (lambda: torch.jit.script(nn.Linear(4, 3)), "TorchScript"),
-        (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), "'1' (BatchNorm1d) mixes the records"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
+            "'1' (BatchNorm1d) mixes the records of a batch, so no record's gradient can be clipped: use nn.GroupNorm(1, 5);",
+        ),
         (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), "'0' (Dropout) draws from torch's generator"),
         (lambda: nn.Linear(4, 5), "must be float32 (3, 3), got torch.float32 (3, 5)"),
         (lambda: Forward(lambda own, x: (own[0](x),), nn.Linear(4, 3)), "got tuple"),

@@ -52,6 +52,24 @@ def test_what_torch_takes_and_the_fast_path_does_not_goes_elsewhere(
         Trainer(module, clip=1.0, learning_rate=0.1, batch_size=8, path="fast", input_shape=shape)
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(128, 3)),
+        (nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(), nn.Linear(128, 3)),
+        (nn.Conv2d(1, 2, 3, padding=1), nn.Linear(8, 3)),
+        (nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Linear(8, 3), nn.Flatten(), nn.Linear(48, 3)),
+        (nn.Flatten(), nn.Linear(64, 3), nn.ReLU()),
+        (nn.Flatten(2), nn.Flatten(), nn.Linear(64, 3)),
+        (nn.MaxPool2d(3, 2, ceil_mode=True), nn.Flatten(), nn.Linear(16, 3)),
+        (nn.MaxPool2d(3, 2, return_indices=True), nn.Flatten(), nn.Linear(9, 3)),
+        (nn.MaxPool2d(3, 2, dilation=2), nn.Flatten(), nn.Linear(4, 3)),
+    ],
+)
+def test_layers_that_compute_something_else_are_not_run_as_the_usual_ones(layers: tuple[nn.Module, ...]) -> None:
+    assert fast_layers(nn.Sequential(*layers)) is None
+
+
 def test_a_layer_that_stands_there_twice_is_run_twice() -> None:
     relu = nn.ReLU()
     module = nn.Sequential(nn.Linear(8, 6), relu, nn.Linear(6, 5), relu, nn.Linear(5, 3))
@@ -102,12 +120,12 @@ def test_a_layer_with_hooks_is_not_replaced_by_its_type(name: str) -> None:
             (nn.Conv2d(1, 4, 3, dilation=3), nn.Flatten(), nn.Linear(4, 3)),
             r"'0' \(Conv2d\) has a window over \[7, 7\]",
         ),
-        ((1, 4, 4), (nn.MaxPool2d(5), nn.Flatten(), nn.Linear(4, 3)), r"'0' \(MaxPool2d\) has a window over \[5, 5\]"),
-        ((1, 4, 4), (nn.MaxPool2d(3, padding=2), nn.Flatten(), nn.Linear(4, 3)), r"'0' \(MaxPool2d\) pads by \[2, 2\]"),
+        ((1, 4, 4), (nn.MaxPool2d((1, 5)), nn.Flatten(), nn.Linear(4, 3)), r"'0' \(MaxPool2d\) has a window over \[1, 5\]"),
+        ((1, 4, 4), (nn.MaxPool2d(3, padding=(0, 2)), nn.Flatten(), nn.Linear(4, 3)), r"'0' \(MaxPool2d\) pads by \[0, 2\]"),
         (
             (1, 4, 4),
-            (nn.MaxPool2d(2, stride=0), nn.Flatten(), nn.Linear(4, 3)),
-            r"'0' \(MaxPool2d\) moves its window by \[0, 0\]",
+            (nn.MaxPool2d(2, stride=(1, 0)), nn.Flatten(), nn.Linear(4, 3)),
+            r"'0' \(MaxPool2d\) moves its window by \[1, 0\]",
         ),
     ],
 )
