@@ -184,7 +184,8 @@ def test_layers_without_per_record_gradients_are_named(layer: nn.Module, word: s
 
 
 @pytest.mark.parametrize(
-    "changes", [{"clip": 0.0}, {"clip": math.nan}, {"learning_rate": -1.0}, {"batch_size": 0}, {"path": "slow"}]
+    "changes",
+    [{"clip": 0.0}, {"clip": math.nan}, {"learning_rate": -1.0}, {"batch_size": 0}, {"path": "slow"}, {"task": "regression"}],
 )
 def test_settings_out_of_range_are_configuration_errors(changes: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):
