@@ -85,7 +85,10 @@ class Unflushed:
 
 
 class FailsOnce(Unflushed):
-    """As `Unflushed`, and one flush of a file fails: the system takes its content for written, and the device lacks it.
+    """As `Unflushed`, and one flush fails.
+
+    The system takes the content of a file for written then, and the device lacks it. The names in a folder stay unflushed: a file
+    system that loses them writes nothing more until it is mounted again.
 
     Args:
         failing: Number of the flush that fails, from 1.
@@ -95,8 +98,16 @@ class FailsOnce(Unflushed):
         super().__init__()
         self.flushes, self.failing, self.device = 0, failing, {}
 
+    @property
+    def has_failed(self):
+        return self.flushes >= self.failing
+
     def flushed(self, fd):
         path = os.readlink(f"/proc/self/fd/{fd}")
+        if path in {os.path.dirname(name) for name in (*self.fresh, *self.replaced)}:
+            self.flushes += 1
+            if self.flushes == self.failing:
+                raise OSError(errno.EIO, "Input/output error")
         if path in self.files:
             self.flushes += 1
             content, writes = self.files[path]
@@ -325,24 +336,26 @@ def test_whatever_a_power_failure_loses_of_a_killed_process_there_is_one_charge_
     assert answered == {True, False}
 
 
+@pytest.mark.parametrize("rounds", [0, 2], ids=["a new ledger", "a used one"])
 @pytest.mark.parametrize(
     ("step_type", "changes"), [(FakeStep, {}), (StatelessStep, {"most_stored": 0})], ids=["stored", "computed again"]
 )
-def test_a_flush_that_fails_loses_no_charge_of_the_process_that_comes_after_it(tmp_path, step_type, changes):
+def test_a_flush_that_fails_loses_no_charge_of_the_process_that_comes_after_it(tmp_path, step_type, changes, rounds):
     """The next process took the content for written. Its answer left, and a power failure took the charge along, or the ledger."""
-    before = used_ledger(tmp_path / "before", 2, step_type)
+    before = used_ledger(tmp_path / "before", rounds, step_type) if rounds else tmp_path
     for failing in itertools.count(1):
         folder, fake, lost = tmp_path / str(failing), step_type(), FailsOnce(failing)
-        shutil.copytree(before, folder)
+        if rounds:
+            shutil.copytree(before, folder)
         with suppress(OSError):
-            ask_until_killed(folder, task(3), fake, None, lost, **changes)
-        if not lost.device:
+            ask_until_killed(folder, task(rounds + 1), fake, None, lost, **changes)
+        if not lost.has_failed:
             break
-        sent = ask_until_killed(folder, task(3), fake, None, lost, **changes)
+        sent = ask_until_killed(folder, task(rounds + 1), fake, None, lost, **changes)
         lost.lose_all()
         ledger, gate = open_gate(folder, **changes)
-        assert gate.answer(task(3), allow, fake).release == sent.release
-        assert (len(ledger.charges(JOB)), len(set(fake.keys))) == (3, 1)
+        assert gate.answer(task(rounds + 1), allow, fake).release == sent.release
+        assert (len(ledger.charges(JOB)), len(set(fake.keys))) == (rounds + 1, 1)
         ledger.close()
     assert failing > 2
 
@@ -358,7 +371,7 @@ def test_a_flush_that_fails_when_a_ledger_is_closed_brings_no_key_of_an_answer_b
                 ask(gate, 2)
             with suppress(OSError):
                 ledger.close()
-            if not lost.device:
+            if not lost.has_failed:
                 break
             ledger, gate = open_gate(folder, durable=True, **changes)
             sent = [ask(gate, round) for round in (2, 3, 4, 5)]
@@ -369,7 +382,7 @@ def test_a_flush_that_fails_when_a_ledger_is_closed_brings_no_key_of_an_answer_b
         assert ask(gate, 5, compute=forbidden).release == sent[-1].release
         assert ask(gate, 2, compute=forbidden).status == "stale"
         ledger.close()
-    assert failing == 5  # debit, result, lines and journal
+    assert failing == 6  # debit, result, its name, lines and journal
 
 
 LONG = DPSGDSlot("long" * 1000, 0.1, 7)  # its line does not fit a slot of the journal: the journal is replaced

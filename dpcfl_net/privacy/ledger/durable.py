@@ -55,7 +55,8 @@ class Disk:
         """Flush a folder, its name and all files in it and below, also what another process wrote there without a flush.
 
         The files are written again first: if a flush has failed, the system takes their content for written, and the next flush does
-        not write it.
+        not write it. Names need no such care: after a failed write of a folder, a file system with a journal takes no more writes until
+        it is mounted again.
         """
         if self.durable:
             for parent, _, names in os.walk(folder):
