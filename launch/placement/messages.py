@@ -210,11 +210,11 @@ class LedgerUpdate(Message):
 
 
 class AgentError(Message):
-    """Report, always the last: why the agent stops, and its exit code."""
+    """Report, always the last: why the agent stops, and its exit code, which is also that of its workers: 0 would be no failure."""
 
     say: Literal["error"] = "error"
     reason: LogEnd
-    code: int
+    code: int = Field(ge=1, le=255)
 
 
 AgentCommand = Annotated[

@@ -616,6 +616,7 @@ def test_no_process_executes_a_file_of_the_current_folder_instead_of_a_library(t
         hello_of("\x9b2J"),
         WorkerEnded.model_construct(say="ended", first=0, code=1, log="x" * 20_000),
         AgentError.model_construct(say="error", reason="x" * 20_000, code=1),
+        AgentError.model_construct(say="error", reason="its workers would count as ended in order", code=0),
         LedgerUpdate.model_construct(say="ledger", client=0, at=0, lines="", counter="nonsense"),
     ],
 )
