@@ -20,6 +20,7 @@ from dpcfl_net.transport.messages import Header, Template, decode, encode
 from dpcfl_net.transport.sockets import Link, dial, join_curve, require_safe
 
 T = TypeVar("T")
+SEND_S = 60.0  # for the other side to make room for one message
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
@@ -100,7 +101,7 @@ class HostileConnection:
     Attributes:
         heard: Headers received.
         sent: Short messages sent, for replay.
-        closed: "" while connected, "handshake" if rejected, "cut" if ended by the other side.
+        closed: "" while connected, "handshake" if rejected, "cut" if ended by the other side, "stalled" if it takes no more messages.
         reached: True once something at the address has accepted a connection.
     """
 
@@ -133,14 +134,17 @@ class HostileConnection:
         return header
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
-        """Send any frames as one message unless the connection has ended."""
+        """Send any frames as one message unless the connection has ended; waits at most SEND_S seconds for room."""
         if sum(len(frame) for frame in frames) < 1 << 16:
             self.sent.append([bytes(frame) for frame in frames])
+        deadline = time.monotonic() + SEND_S
         while not self.closed:
             try:
                 self.socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
             except zmq.Again:  # a full queue, or a handshake that has just failed
                 self.listen(0.01)
+                if time.monotonic() > deadline:  # as for a server that is stopped
+                    self.closed = self.closed or "stalled"
             else:
                 return
 

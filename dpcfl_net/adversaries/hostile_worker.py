@@ -35,7 +35,7 @@ class Reaction:
         step: Name of the step.
         answer: WELCOME, ACK or ERROR; CLOSED (connection ended); SILENCE; UNREACHED (nothing listens at the address); NO-TASK
             (no task arrived to answer); BYE (the run is over).
-        code: Code of an ERROR; for CLOSED "handshake" (rejected) or "cut".
+        code: Code of an ERROR; for CLOSED "handshake" (rejected), "cut", or "stalled" (it takes no more messages).
         reason: Reason of an ERROR.
         round: Round of the answered task; 0 for other steps.
     """

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left
 from leak_scan import Secrets, scan, secrets_of, view
-from wire_ends import more, open_things
+from wire_ends import JOB, RUN, more, open_things
 
-from dpcfl_net.adversaries import hostile_worker, malicious_coordinator, malicious_sums
+from dpcfl_net.adversaries import hostile_connection, hostile_worker, malicious_coordinator, malicious_sums
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, make, round_number, usual_step
@@ -235,6 +235,16 @@ def test_a_hostile_worker_tells_that_nothing_listens_from_silence(finished_run, 
         assert hostile_worker.main([str(finished_run), "--keys", str(finished_run / "keys"), *arguments]) == 4
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split() == ["hello", "UNREACHED", "nothing", "listens", "at", where]
+
+
+def test_a_hostile_worker_does_not_wait_for_ever_for_a_server_that_reads_nothing(monkeypatch):
+    monkeypatch.setattr(hostile_connection, "SEND_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        target = Target(f"tcp://127.0.0.1:{stopped.getsockname()[1]}", RUN, JOB, 0, 1, security="none")
+        with HostileConnection(target) as line:
+            for _ in range(line.socket.sndhwm + 1):
+                line.say("HEARTBEAT", code="idle")
+            assert line.closed == "stalled"
 
 
 # Scenarios
