@@ -460,13 +460,15 @@ def test_order_and_grouping_do_not_matter():
         assert epsilon(parts, DELTA, accountant=accountant) == epsilon(whole, DELTA, accountant=accountant)
 
 
+@pytest.mark.filterwarnings("error")
 def test_senseless_parameters_are_charged_on_the_safe_side():
     for adjacency in ("zero-out", "replace-one"):
         assert epsilon([SampledGaussian(1e200, 1.0, 5)], 1e-5, adjacency) < 1e-6
         assert epsilon([SampledGaussian(1.0, 1e-300, 5)], 1e-5, adjacency) < 1e-6
         assert epsilon([SampledGaussian(1e-200, 0.1, 5)], 1e-5, adjacency) == math.inf
         assert math.isfinite(epsilon([SampledGaussian(1e-3, 1.0, 10**9), SampledGaussian(1.0, 0.1, 2)], 1e-5, adjacency))
-    assert epsilon([BoundedRangeSelection(1e6, 3)], 1e-5) == pytest.approx(3e6, rel=1e-3)
+    for count in (3, 1000):
+        assert epsilon([BoundedRangeSelection(1e6, count)], 1e-5) == pytest.approx(count * 1e6, rel=1e-3)
     assert epsilon([BoundedRangeSelection(1e-300, 10**9)], 1e-12) == 0
     assert epsilon([SampledGaussian(1.0, 1.0, 1), BoundedRangeSelection(1e-12, 3)], 1e-5) == pytest.approx(4.37718, rel=1e-3)
 

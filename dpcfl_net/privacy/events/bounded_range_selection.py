@@ -185,7 +185,8 @@ def _on_grid(profile: np.ndarray, width: float, interval: float) -> Losses:
 def _pure(loss: float, interval: float) -> Losses:
     """Worst losses of a mechanism whose loss is at most `loss`: randomised response."""
     losses = interval * np.arange(math.ceil(loss / interval) + 1)
-    return symmetric(np.maximum(-np.expm1(losses - loss), 0.0) / (1 + math.exp(-loss)), interval)
+    below = np.minimum(losses - loss, 0.0)  # the last one of the grid may be above `loss`
+    return symmetric(-np.expm1(below) / (1 + math.exp(-loss)), interval)
 
 
 @lru_cache(maxsize=64)
