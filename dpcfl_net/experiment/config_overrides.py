@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
@@ -27,52 +27,89 @@ def full_key(key: str, value: Any) -> str:
     return f"{key}.name" if key in NAMED_SECTIONS and isinstance(value, str) else key
 
 
+class _Change(NamedTuple):
+    """One value that is to be set, with the text that asks for it."""
+
+    text: str
+    key: str
+    value: Any
+
+
 def change(document: dict[str, Any], changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Apply `key=value` texts (see `override`) or a mapping (see `merge`) to a document in place, and return it."""
-    if isinstance(changes, Mapping):
-        merge(document, changes)
-    else:
-        for item in changes:
-            override(document, item)
-    return document
-
-
-def override(document: dict[str, Any], item: str) -> None:
-    """Apply one `key=value` text to a document in place.
+    """Apply changes to a document in place, and return it.
 
     Args:
         document: The configuration as it was written.
-        item: Dotted key and YAML value, as "privacy.epsilon=3"; "algorithm=global" is "algorithm.name=global".
+        changes: Texts of a dotted key and a YAML value, as "privacy.epsilon=3", where "algorithm=global" is "algorithm.name=global"; or
+            values by dotted key, as {"privacy.epsilon": 3}, {"privacy": {"epsilon": 3}} or {"algorithm": "global"}, where nested
+            mappings are merged into their sections.
 
     Raises:
-        ConfigError: If the text has another form, or a part of the key is a value and not a section.
+        ConfigError: If a text or a key has another form, if a part of a key is a value and not a section, or if two changes contradict
+            each other.
     """
+    given = list(_merged(changes)) if isinstance(changes, Mapping) else [_parsed(item) for item in changes]
+    wanted = [
+        list(_leaves(tuple(key_parts(key)), value)) for _, key, value in given
+    ]  # before `_set`, which changes sections in place
+    for _, key, value in given:
+        _set(document, key, value)
+    problems = []
+    for number, leaves in enumerate(wanted):
+        for path, value in leaves:
+            if not _holds(document, path, value):
+                last = next(one for one in reversed(given[number + 1 :]) if _overlap(path, key_parts(one.key)))
+                problems.append(
+                    f"overrides {shown(given[number].text)} and {shown(last.text)} contradict each other: give one of them"
+                )
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return document
+
+
+def _parsed(item: str) -> _Change:
+    """Read a `key=value` text."""
     key, equals, text = item.partition("=")
     if not equals or not _is_key(key):
         raise ConfigError(f"override {shown(item)} is not key=value, for example privacy.epsilon=3")
     value = yaml_file.parse(text, f"override {shown(item)}")
-    _set(document, full_key(key, value), value)
+    return _Change(item, full_key(key, value), value)
 
 
-def merge(document: dict[str, Any], changes: Mapping[str, Any], within: str = "") -> None:
-    """Apply a mapping to a document in place; nested mappings are merged into their sections.
-
-    Args:
-        document: The configuration as it was written.
-        changes: Values by dotted key, as {"privacy.epsilon": 3}, {"privacy": {"epsilon": 3}} or {"algorithm": "global"}.
-        within: Dotted key of the section that `changes` belongs to.
-
-    Raises:
-        ConfigError: If a key is not dotted text, or a part of it is a value and not a section.
-    """
+def _merged(changes: Mapping[str, Any], within: str = "") -> Iterator[_Change]:
+    """List the values of nested mappings by dotted key; `within` is the section that they belong to."""
     for name, value in changes.items():
         key = f"{within}.{name}" if within else name
         if not isinstance(key, str) or not _is_key(key):
             raise ConfigError(f"override {shown(key)} is not a dotted key, for example privacy.epsilon")
         if isinstance(value, Mapping) and value:
-            merge(document, value, key)
+            yield from _merged(value, key)
         else:
-            _set(document, full_key(key, value), plain(value))
+            yield _Change(f"{key}={value}", full_key(key, value), plain(value))
+
+
+def _leaves(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """List the values in a section by path; a value is its own only one."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves((*path, key), item)
+    else:
+        yield path, value
+
+
+def _holds(document: Any, path: Sequence[Any], value: Any) -> bool:
+    """Return True if a document has this value at a path."""
+    for part in path:
+        if not isinstance(document, dict) or part not in document:
+            return False
+        document = document[part]
+    return document is value or bool(document == value)
+
+
+def _overlap(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return True if one of two paths is the other one, or a section around it."""
+    shorter = min(len(one), len(other))
+    return list(one[:shorter]) == list(other[:shorter])
 
 
 def outweighed(document: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:

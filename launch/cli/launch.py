@@ -263,7 +263,7 @@ def _load(path: Path, overrides: list[str], options: Options) -> Config:
     """Load and check a configuration; with --tree also together with aggregators, before hosts are contacted."""
     config = configuration.load(path, overrides)
     _check(config, options)
-    return configuration.load(path, [*overrides, "runtime.aggregators=1"]) if options.tree else config
+    return configuration.load(config, {"runtime.aggregators": 1}) if options.tree else config
 
 
 def _with_tree(config: Config, options: Options, placement: RemotePlacement) -> Config:

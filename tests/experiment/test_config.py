@@ -333,6 +333,26 @@ def test_overrides_are_texts_or_mappings_with_dotted_or_nested_keys():
         config.load(SMALL, {"privacy..epsilon": 5})
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("rounds=3", "rounds=4"),
+        ("algorithm=global", "algorithm.name=local"),
+        ("privacy.epsilon=3", "privacy={epsilon: 4}"),
+        ("privacy.epsilon=3", "privacy={delta: 1.0e-5}"),
+        ("privacy={epsilon: 4, delta: 1.0e-5}", "privacy.epsilon=3"),
+    ],
+)
+def test_overrides_that_contradict_each_other_are_refused_and_both_named(first, second):
+    """The last one won, without a word."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(SMALL, [first, "seed=1", second])
+    assert caught.value.problems == [f"overrides {first!r} and {second!r} contradict each other: give one of them"]
+    assert config.load(SMALL, ["rounds=3", "rounds=3", "local={lr: 0.1, clip: 1.0, batch_size: 8}", "local.lr=0.1"]).rounds == 3
+    with pytest.raises(ConfigError, match=r"'privacy\.epsilon=3' and 'privacy\.epsilon=4' contradict"):
+        config.load(SMALL, {"privacy.epsilon": 3, "privacy": {"epsilon": 4}})
+
+
 def test_a_name_alone_stands_for_a_section(tmp_path):
     short = write_config(tmp_path, algorithm="mr-mtl", model="digits-cnn")
     assert config.load(short) == config.load(write_config(tmp_path / "x", algorithm={"name": "mr-mtl"}))
