@@ -12,6 +12,7 @@ from typing import Protocol
 
 import dpcfl_net
 from dpcfl_net.core.errors import DpcflError, RunFailed
+from dpcfl_net.core.failed_clients import shortened
 
 # Before the name of a module of this package that an interpreter runs. With -m alone the current folder comes before installed
 # packages: a file torch.py there, which another user of a shared folder may have written, would be executed.
@@ -178,7 +179,7 @@ def failure(title: str, code: int | None, log: Path, reason: str = "") -> DpcflE
     lines = (reason or written).strip().splitlines()
     last = lines[-1] if lines else "no message"
     line = _line_of(last, (written or reason).splitlines())
-    error = RunFailed(f"{title} {end_of_process(code)}: {last}{line} (log: {log})")
+    error = RunFailed(f"{title} {end_of_process(code)}: {shortened(last)}{line} (log: {log})")
     if code in (2, 3):
         error.exit_code = code
     return error

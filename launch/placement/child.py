@@ -50,7 +50,7 @@ _SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_
 _MAIN = "import sys; sys.path[:] = {path!r}; from dpcfl_net.launch.placement.fork_server import main; main()"
 FORK_S = 120.0  # time for a fork server to load its libraries and fork
 LOOK_S = 0.1  # between looks at signals while they load
-LONGEST_END = 16 << 10  # bytes of an exit code with its message
+LONGEST_END = 32 << 10  # bytes of an exit code with its message
 CODE_S = 5.0  # time for a fork server to report the exit code of a process that has ended
 
 

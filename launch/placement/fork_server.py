@@ -38,7 +38,7 @@ from dpcfl_net.training import memory
 CHANNEL, FIRST_FREE = 3, 4  # descriptors of a child: its channel, and the first of those that its specification names
 MOST_DESCRIPTORS = 16
 LONGEST_TITLE = 4096
-LONGEST_TEXT = 2000  # characters of a message of a child that has failed
+LONGEST_TEXT = 8000  # characters of a message of a child that has failed, as of one that names many clients
 _HIGH = 64  # descriptors from here on are out of the way while a child's are put in their places
 # All that the coordinator needs: no data, configuration or experiment.
 COORDINATOR_MAIN = "dpcfl_net.runtime.coordinator:run_coordinator"

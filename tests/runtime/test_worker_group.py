@@ -17,6 +17,8 @@ import pytest
 from dpcfl_net.core import open_files
 from dpcfl_net.core.errors import LedgerError, RunFailed
 from dpcfl_net.core.failed_clients import ClientsFailed, failed_clients
+from dpcfl_net.launch.placement.base import failure
+from dpcfl_net.launch.placement.fork_server import LONGEST_TEXT
 from dpcfl_net.runtime import worker_group
 from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link
@@ -225,6 +227,23 @@ def test_a_process_whose_client_failed_ends_when_the_last_gate_is_open(group):
     assert group._thread.is_alive()  # client 4 may fail for the same reason
     group.gates[4].set()
     assert str(group.failure()) == "client 3: ValueError: broken"
+
+
+@pytest.mark.parametrize(
+    ("failed", "named", "shown"),
+    [
+        (range(10_001, 11_801, 2), range(10_001, 11_801, 2), "10001, 10003, 10005, 10007, 10009, 10011, 10013, 10015, 10017, 10019 and 890 more"),
+        (range(10_001, 14_001, 2), [], "10001, 10003, 10005, 10007, 10009, 10011, 10013, 10015, 10017, 10019 and 1,990 more"),
+    ],
+    ids=["all fit the message", "not all fit it"],
+)  # fmt: skip
+def test_the_message_of_many_failed_clients_fits_and_its_text_is_short(tmp_path, failed, named, shown):
+    """A list of more than 300 was cut: the text lacked its cause, and all clients of the process counted as failed."""
+    error = ClientsFailed(dict.fromkeys(failed, ValueError("x" * 5000)))
+    reason = f"ClientsFailed: {error}"
+    assert len(reason) <= LONGEST_TEXT
+    assert failed_clients(reason, range(10_000, 15_000)) == list(named)
+    assert f": ClientsFailed: clients {shown}: ValueError: xxx" in str(failure("a process", 70, tmp_path / "log", reason))
 
 
 @pytest.mark.parametrize("error", [RunFailed("the coordinator does not answer"), OSError(errno.ENOSPC, "full")])
