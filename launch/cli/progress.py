@@ -72,7 +72,8 @@ class ProgressView:
         grouping: Sizes of the server's clusters.
         workers: Phase of each client's worker; empty if all clients run in one process.
         pause: Message of the pause below the quorum that the run is in; empty if it is in none.
-        warnings: All warnings so far.
+        warnings: All warnings so far. A client without an answer in several rounds in a row is in the first of them only.
+        from_launcher: The newest of the launcher's, as about a client that is lost; empty if there was none.
         lines: One line per finished round so far.
     """
 
@@ -96,6 +97,7 @@ class ProgressView:
     workers: list[str] = field(default_factory=list)
     pause: str = ""
     warnings: list[str] = field(default_factory=list)
+    from_launcher: str = ""
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -140,6 +142,8 @@ class ProgressTail:
         self._lines: list[str] = []
         self._last_line = 0  # round of the last of them
         self._warnings: list[str] = []
+        self._from_launcher = ""
+        self._missing: set[int | None] = set()  # clients without an answer in the last round
         self._pause: tuple[str, float] = "", 0.0  # message, and the time at which it ends in any case
 
     @property
@@ -179,6 +183,7 @@ class ProgressTail:
             wall_s=number(run.get("wall_s")) if run.get("state") in ENDED else None,
             pause=self._pause[0] if time.time() < self._pause[1] else "",
             warnings=list(self._warnings),
+            from_launcher=self._from_launcher,
         )
         truth = self._true_clusters(experiment)
         clients = sum(truth.sizes.values()) or roster_size(protocol)
@@ -209,10 +214,14 @@ class ProgressTail:
         found: list[tuple[float, str]] = []
         for line in metrics:
             time_, at = number(line.get("time")) or 0.0, line.get("round")
-            if line.get("view") == "server" and (missing := listed(line, "missing")):
+            if line.get("view") != "server":
+                continue
+            if missing := listed(line, "missing"):
                 self._workers.miss(missing, time_)
-                found.append((time_, f"round {at}: no answer from client {_named(missing)}"))
-            if line.get("view") == "server" and (late := listed(line, "late")):
+            if new := [client for client in missing if whole(client) not in self._missing]:
+                found.append((time_, f"round {at}: no answer from client {_named(new)}"))
+            self._missing = set(map(whole, missing))
+            if late := listed(line, "late"):
                 what = "answer to an earlier round, set aside"
                 found.append((time_, f"round {at}: late {what}, from client {_named(late)}"))
         ends = {whole(line.get("round")): number(line.get("time")) or 0.0 for line in metrics if line.get("view") == "server"}
@@ -222,6 +231,8 @@ class ProgressTail:
             time_ = number(line.get("time")) or 0.0
             if line.get("view") in ("launcher", "pause"):
                 found.append((time_, str(line.get("text"))))
+            if line.get("view") == "launcher":
+                self._from_launcher = str(line.get("text"))
             if line.get("view") == "pause":
                 seconds = number(line.get("seconds")) or 0.0
                 self._pause = str(line.get("text")), time_ + seconds + PAUSE_SLACK_S if seconds else 0.0

@@ -113,7 +113,7 @@ class Screen:
         self._clock = clock
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
         self._preparation = StepsLive(self.console, draw_steps)
-        self._warnings: Sequence[str] = ()
+        self._warnings, self._earlier = list[str](), 0  # the last ones of the last view, and the number of others
 
     def prepare(self, step: str) -> None:
         """Draw a step of the preparation below those that are done, with a running clock."""
@@ -122,7 +122,8 @@ class Screen:
     def update(self, view: ProgressView) -> None:
         """Replace the screen with the given view."""
         self._preparation.end()
-        self._warnings = view.warnings
+        self._warnings = _last_warnings(view)
+        self._earlier = len(view.warnings) - len(self._warnings)
         if not self._live.is_started:
             self._live.start()
         self._live.update(unshifted(self.draw(view), self.console), refresh=True)
@@ -130,9 +131,9 @@ class Screen:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Remove the screen; print the last warnings that it showed, the result and the privacy statement of run.json."""
         self.close()
-        if earlier := len(self._warnings[:-WARNINGS]):
-            self.console.print(Text(f"! {counted(earlier, 'earlier warning')}: see the report", style="yellow"))
-        for warning in self._warnings[-WARNINGS:]:
+        if self._earlier:
+            self.console.print(Text(f"! {counted(self._earlier, 'earlier warning')}: see the report", style="yellow"))
+        for warning in self._warnings:
             self.console.print(Text(f"! {printable(warning)}", style="yellow"))
         print_summary(summary, console=self.console)
 
@@ -161,7 +162,7 @@ class Screen:
             parts.append(Text("all rounds are done; models and report are being written", style="dim"))
         elif view.workers and view.state not in (*ENDED, DEAD):
             parts += [Text(), self._workers(view.workers)]
-        parts += [Text(f"! {printable(warning)}", style="yellow") for warning in view.warnings[-WARNINGS:]]
+        parts += [Text(f"! {printable(warning)}", style="yellow") for warning in _last_warnings(view)]
         title = Text.assemble((printable(view.name), "bold"), f" · {printable(view.algorithm)}" if view.algorithm else "")
         return Panel(Group(*parts), title=title, title_align="left", border_style="red" if view.insecure else "dim")
 
@@ -333,6 +334,12 @@ def _print_trimmed(console: Console, table: RenderableType) -> None:
     with console.capture() as capture:
         console.print(table)
     console.print(Text("\n".join(line.rstrip() for line in capture.get().splitlines())), soft_wrap=True)
+
+
+def _last_warnings(view: ProgressView) -> list[str]:
+    """Return the warnings that there is room for: the last ones, with the launcher's newest, which many missing answers would hide."""
+    last = view.warnings[-WARNINGS:]
+    return last if view.from_launcher in ("", *last) else [view.from_launcher, *last[1:]]
 
 
 def _clusters(view: ProgressView) -> Table:

@@ -587,6 +587,32 @@ def test_late_answers_are_named(tmp_path: Path) -> None:
     assert len(others) == 2
 
 
+def test_missing_answers_do_not_hide_that_a_client_is_lost(tmp_path: Path) -> None:
+    """Each round named the lost client again, until its own warning was one of the earlier ones."""
+    folder = write_start(tmp_path / "run")
+    write_lines(
+        folder / "warnings.jsonl", [{"view": "launcher", "time": START, "text": "client 7: lost for the rest of the run"}]
+    )
+    for at, missing in enumerate([(7,), (3, 7), (7,), (3, 7), (4, 7), (5, 7)], start=1):
+        write_round(folder, at, 40, missing=missing)
+    view = ProgressTail(folder).view()
+    clients = (7, 3, 3, 4, 5)
+    assert view.warnings[1:] == [
+        f"round {at}: no answer from client {one}" for at, one in zip((1, 2, 4, 5, 6), clients, strict=True)
+    ]
+    console = plain()
+    with Screen(console) as screen:
+        screen.update(view)
+        assert "! client 7: lost for the rest of the run" in drawn(view, 100)
+        screen.finish(run_json())
+    assert text(console).splitlines()[:4] == [
+        "! 3 earlier warnings: see the report",
+        "! client 7: lost for the rest of the run",
+        "! round 5: no answer from client 4",
+        "! round 6: no answer from client 5",
+    ]
+
+
 def table_lines(table: Table, console: Console) -> list[str]:
     print_table(table, console)
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text(console)).splitlines()]
