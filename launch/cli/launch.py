@@ -329,6 +329,8 @@ def _open_placement(
             stack.callback(cluster.close)
             hosts, address = ray.make_hosts(cluster, root=root, run=run, cpu=cpu), options.address or cluster.own_address()
         refuse_remote(config)
+        for host in hosts:
+            host.runtime(config.runtime)  # refuses GPUs of the hosts file without a setting that uses them
         placement = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), assigned)
         stack.callback(placement.close)
         placement.open()
