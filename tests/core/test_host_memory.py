@@ -1,4 +1,4 @@
-"""Memory that a process may use, from the host and from limits of cgroup v2."""
+"""Memory that a process may use, from the host and from limits of cgroup v2 and v1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def limited(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=HOST[0], available=HOST[1]))
 
     def write(own, groups):
-        (tmp_path / "own").write_text(f"0::/{own}\n")
+        (tmp_path / "own").write_text(f"5:cpu,cpuacct:/\n4:memory:/other\n0::/{own}\n")
         for name, (limit, used, cached) in groups.items():
             folder = tmp_path / "cgroup" / name
             folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def limited(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("own", "groups", "total", "available"),
     [
-        ("", {}, 64, 40),  # the root of a host, or cgroup v1
+        ("", {}, 64, 40),  # the root of a host
         ("", {"": ("max", 3, 1)}, 64, 40),
         ("", {"": (8, 3, 0)}, 8, 5),  # in a container: docker --memory 8g
         ("", {"": (8, 7, 3)}, 8, 4),  # cached files can be given up
@@ -50,6 +50,22 @@ def limited(tmp_path, monkeypatch):
 )
 def test_a_limit_counts(own, groups, total, available, limited):
     limited(own, groups)
+    assert (host_memory.total(), host_memory.available()) == (total * GIB, available * GIB)
+
+
+@pytest.mark.parametrize(
+    ("limit", "total", "available"),
+    [(8 * GIB, 8, 6), (2**63 - 4096, 64, 40)],  # the second is that of a group without a limit
+)
+def test_a_limit_of_cgroup_v1_counts(tmp_path, limit, total, available, limited):
+    """It was not read: a container of 8 GiB seemed to have all memory of its host."""
+    limited("", {})
+    (tmp_path / "own").write_text("4:memory:/job/step\n0::/\n")
+    group = tmp_path / "cgroup" / "memory" / "job"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    (group / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB}\n")
     assert (host_memory.total(), host_memory.available()) == (total * GIB, available * GIB)
 
 
