@@ -637,7 +637,7 @@ def test_a_sweeps_page_draws_accuracy_against_epsilon_and_recovery(swept):
     assert "8 of 9 runs have finished" in text
     assert "<td>oracle</td>" in text
     assert 'class="alert" role' not in text
-    assert dpcfl("report", swept).stdout.strip() == str(page)
+    assert dpcfl("report", swept).stdout == f"report: {page}\n"
     refused = dpcfl("report", swept, "--alone", swept)
     assert (refused.returncode, "--alone is for the report of a run" in refused.stderr) == (2, True)
 

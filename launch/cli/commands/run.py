@@ -288,6 +288,6 @@ def report(
     if SweepFolder(folder).sweep.exists():
         if alone is not None:
             raise ConfigError(f"--alone is for the report of a run, and {folder} is a sweep")
-        typer.echo(write_sweep(folder))
+        typer.echo(f"report: {write_sweep(folder)}")
     else:
         runs.report(folder, alone)
