@@ -160,7 +160,7 @@ def _privacy_problems(config: Config) -> list[str]:
     elif problem := adjacency_problem(privacy):
         problems.append(problem)
     if (privacy.adjacency, privacy.accountant, privacy.trust) == ("replace-one", "rdp", "untrusted-server"):
-        problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
+        problems.append("privacy.accountant is 'rdp': its moments are no bound under replace-one, use 'pld'")
     for name in ("momentum", "weight_decay"):
         value = getattr(config.local, name)
         if value and not config.capabilities.plain_sgd:

@@ -262,7 +262,7 @@ TOGETHER = [
         ["must be null, since asynchronous clients have no common rounds"],
     ),
     ({"runtime.gpus": "[GPU-1]", "runtime.device": "cpu"}, ["runtime.gpus is ['GPU-1']", "must be cuda or auto"]),
-    ({"privacy.adjacency": "replace-one", "privacy.accountant": "rdp"}, ["privacy.accountant is 'rdp'", "use 'pld'"]),
+    ({"privacy.adjacency": "replace-one", "privacy.accountant": "rdp"}, ["privacy.accountant is 'rdp'", "no bound under replace-one, use 'pld'"]),
     ({"algorithm.name": "em-fdro", "algorithm.clients_per_round": "2"}, ["data.validation is 0", "data: {validation: 0.1}", "data.validation=0.1"]),
     ({"algorithm.name": "em-fdro", "data.validation": "0.1"}, ["algorithm.clients_per_round is 20", "at most the number of clients, 4"]),
     ({"algorithm.name": "dp-ifca", "algorithm.clusters": "9"}, ["algorithm.clusters is 9", "at most the number of clients, 4"]),

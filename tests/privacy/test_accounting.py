@@ -533,7 +533,7 @@ def test_bad_arguments_are_named():
         epsilon([], DELTA, "add-remove")
     with pytest.raises(ValueError, match="accountant"):
         epsilon([], DELTA, accountant="gdp")
-    with pytest.raises(ValueError, match='use accountant "pld"'):
+    with pytest.raises(ValueError, match='those of a member that is added or removed: use accountant "pld"'):
         epsilon([SampledGaussian(1.0, 0.1, 1)], DELTA, "replace-one", "rdp")
     with pytest.raises(ValueError, match="events"):
         epsilon([(1.0, 0.1, 1)], DELTA)

@@ -118,9 +118,12 @@ class FullBatchGaussian:
 
 
 def check_sampled(adjacency: Adjacency, accountant: str) -> None:
-    """ValueError where the Renyi accountant has no bound for a SampledGaussian."""
+    """ValueError where the Renyi accountant has no bound for a SampledGaussian; that of a full batch would be looser than "pld"."""
     if (adjacency, accountant) == ("replace-one", "rdp"):
-        raise ValueError('accountant "rdp" has no bound for SampledGaussian under "replace-one": use accountant "pld"')
+        why = "its moments are those of a member that is added or removed"
+        raise ValueError(
+            f'accountant "rdp" has no bound for SampledGaussian under "replace-one", since {why}: use accountant "pld", which has both'
+        )
 
 
 def plain_epsilon(mean: float, delta: float) -> float:
