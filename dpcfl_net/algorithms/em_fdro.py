@@ -81,7 +81,7 @@ class EMFDRO(Algorithm):
 
     Mode `full`: losses and updates leave the client with noise, and draws are post-processing. With privacy.unit sample, each
     record's loss is clipped to [0, tau], and updates come from DP-SGD. With privacy.unit client, whole updates are clipped to C,
-    and the client adds the noise. Updates are charged in every round, since every client may be drawn in each.
+    and the client adds the noise. The plan has an update for every round, since every client that is there may be drawn in each.
     Mode `selection`: losses are clipped to [0, tau] without noise, and updates are raw. Mode `paper`: losses and updates are raw, an
     infinite loss is sent as the largest float32 number.
 
@@ -141,8 +141,8 @@ class EMFDRO(Algorithm):
     # ---- plan
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        loss, update = self.slots(client)
-        return [*[loss] * (self.protocol.rounds + 1), *[update] * self.protocol.rounds]
+        (loss, update), rounds = self.slots(client), client.rounds_there(1, self.protocol.rounds)
+        return [*[loss] * (client.is_there(1) + rounds), *[update] * rounds]
 
     def slots(self, client: ClientEntry) -> tuple[Slot, Slot]:
         """Build the slots of one loss and one update.

@@ -88,6 +88,18 @@ def test_a_client_answers_and_pays_only_in_its_rounds_and_its_plan_is_what_it_do
     assert z[2] < z[1] < z[0]  # fewer rounds at the same epsilon
 
 
+def test_em_fdro_plans_a_loss_and_an_update_for_each_round_that_a_client_is_there(keys, tmp_path):
+    """Its noise was that of all rounds, also of those in which a client is away. All clients are drawn in each round."""
+    privacy = {**SMALL["privacy"], "unit": "client", "adjacency": "replace-one", "delta": 1e-2}  # calibrates fast
+    job = job_of(keys, "em-fdro", {1: [[1, 2]], 2: [[2, 2], [4, None]]}, rounds=4, privacy=privacy)
+    simulate(job, tmp_path)
+    for client, rounds, first in ((0, 4, 1), (1, 2, 1), (2, 2, 0)):
+        spent = Counter(name for _, _, slots in charged(tmp_path, client) for name in slots)
+        assert spent == planned(job, client) == {"loss": rounds + first, "update": rounds}
+    z = [job.protocol.client(client).noise_multiplier for client in (0, 1, 2)]
+    assert z[2] < z[1] < z[0]
+
+
 LATE = {3: [[7, 8]]}  # after the window of any E_c
 
 
