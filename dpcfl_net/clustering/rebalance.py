@@ -18,7 +18,8 @@ def rebalance(
         min_size: Minimum size B of a cluster.
         rng: Generator of the permutations.
         donors: "surplus" takes only members above `min_size`, so that no cluster falls below it. "any", as printed in the
-            paper, takes any member of a cluster of at least `min_size` and can drain it.
+            paper, takes any member of a cluster of at least `min_size` (Algorithm 2, line 12; section 3.2 says above `min_size`, which
+            makes no difference to "surplus") and can drain it.
 
     Returns:
         Labels after rebalancing, (m,). If there are too few donors, the last small clusters stay short.
