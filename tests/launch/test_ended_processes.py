@@ -22,7 +22,7 @@ from dpcfl_net.core.errors import RunFailed, StopRun
 from dpcfl_net.experiment import config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.placement import child, parents
-from dpcfl_net.launch.placement.child import ForkServer, role_environment, start_of
+from dpcfl_net.launch.placement.child import ForkServer, role_environment, start_of, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.launch.placement.host_aggregator import end_of_log
 
@@ -116,6 +116,26 @@ def test_a_process_has_the_environment_that_it_is_given_and_the_folder_and_modul
     assert forked.wait(60) == 0
     assert json.loads((tmp_path / "log").read_text()) == ["a", environment, str(tmp_path), sys.path]
     forked.close()
+
+
+@pytest.mark.parametrize("environment", [role_environment, worker_environment])
+def test_the_libraries_of_a_process_use_one_thread_also_if_those_of_the_launcher_use_more(monkeypatch, environment):
+    """Several threads would compute other bits."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    for name in names:
+        monkeypatch.setenv(name, "2")
+    assert [environment()[name] for name in names] == ["1", "1", "1"]
+
+
+def test_a_process_that_sigterm_does_not_end_is_killed_and_its_files_are_closed(tmp_path, server):
+    opened = psutil.Process().num_fds()
+    start = start_of("one_operation:ignore_sigterm", str(tmp_path / "ready"), role_environment())
+    forked = server.fork("the child", start, tmp_path / "log")
+    while not (tmp_path / "ready").exists():
+        assert forked.alive(0.01)
+    child.stop([forked], 0.1)
+    assert forked.wait(0) == -signal.SIGKILL
+    assert psutil.Process().num_fds() == opened
 
 
 class Killed(Exception):

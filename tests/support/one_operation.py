@@ -1,5 +1,7 @@
-"""A process that computes one long operation, which no signal handler in Python interrupts."""
+"""Processes that a signal does not end at once: one computes a long operation, which no signal handler in Python interrupts."""
 
+import signal
+import time
 from pathlib import Path
 
 
@@ -7,3 +9,10 @@ def compute(begun: str) -> None:
     """Create a file, and compute for minutes."""
     Path(begun).touch()
     sum(range(10**11))
+
+
+def ignore_sigterm(begun: str) -> None:
+    """Ignore SIGTERM, create a file, and rest for minutes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(begun).touch()
+    time.sleep(600)
