@@ -66,7 +66,7 @@ from dpcfl_net.transport.observer_inbox import KEPT_BOOTS, ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span, decode_note
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.server import FAILURES, FRESH_BEATS
-from dpcfl_net.transport.sockets import Listener
+from dpcfl_net.transport.sockets import DOMAIN, AllowList, Listener
 from dpcfl_net.transport.transcript import Transcript, read
 
 
@@ -471,6 +471,14 @@ def test_a_server_that_ends_gives_the_descriptors_of_its_connections_back() -> N
         del server
         gc.collect()
     assert not found
+
+
+def test_refused_keys_are_kept_up_to_a_limit_until_they_are_told() -> None:
+    """A stranger may try more keys than a server that computes has memory for."""
+    allow = AllowList([KEYS[0][0]])
+    assert not any(allow.callback(DOMAIN, KEYS[1][0].encode()) for _ in range(1000))
+    assert 0 < len(allow.refusals()) < 1000
+    assert allow.refusals() == []
 
 
 def wait_for(done: Callable[[], object]) -> None:
