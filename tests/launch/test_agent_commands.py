@@ -114,14 +114,18 @@ def done(monkeypatch) -> list[tuple[Any, ...]]:
     return done
 
 
-def test_a_command_reaches_the_worker_that_it_names(tmp_path, done):
+def test_a_command_reaches_the_worker_that_it_names(tmp_path, done, monkeypatch):
+    (host := tmp_path / "host").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(host))
+    job = JOB.model_copy(update={"runtime": RuntimeSettings(slots=2)})
     commands = [
         GroupCommand(first=3, word="start 4"), GroupCommand(first=5, word="stop 6"), SendSignal(first=5, number=SIGUSR1),
         GroupCommand(first=3, word="end"), GroupCommand(first=7, word="start 7"), SendSignal(first=7, number=SIGKILL),
     ]  # fmt: skip
     workers = [StartWorker(first=3, count=2, group=True), StartWorker(first=5, count=1, group=False)]
-    reports = reports_of(tmp_path, KEYS, JOB, *workers, *commands)
+    reports = reports_of(tmp_path / "run", KEYS, job, *workers, *commands)
     assert not [report for report in reports if isinstance(report, WorkerEnded)]
+    assert not [*host.rglob("run-*")], "compute slots of the run"
     assert done == [
         (3, "starts", 2, True), (5, "starts", 1, False),
         (3, "command", "start 4"), (5, "command", "stop 6"), (5, "signal", SIGUSR1), (3, "finish"),
