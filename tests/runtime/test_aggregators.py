@@ -40,7 +40,7 @@ from dpcfl_net.federation.tree import GroupCalls, TreeFederation
 from dpcfl_net.launch.aggregators import LocalAggregators
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.aggregator import run_aggregator
+from dpcfl_net.runtime.aggregator import Uplink, run_aggregator
 from dpcfl_net.runtime.specs import AggregatorSpec
 from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.messages import WireError, match_template
@@ -371,6 +371,31 @@ def test_an_aggregator_at_a_wrong_address_says_so_while_its_clients_are_away(fin
     listening, failed = done.stderr.splitlines()
     assert "listening at tcp://127.0.0.1:" in listening
     assert (done.returncode, failed) == (4, "error: nothing was heard from the coordinator at tcp://127.0.0.1:1 for 1 s")
+
+
+class Silent:
+    """An end of a connection to a coordinator that does not answer."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def register(self, source, handle):
+        pass
+
+    def heartbeat(self, phase):
+        raise RunFailed("the coordinator is silent")
+
+
+def test_an_aggregator_whose_coordinator_is_lost_ends_with_and_without_a_task():
+    """It would wait for ever for the next task."""
+    with contextlib.closing(Uplink(Silent())) as uplink:
+        uplink._thread.join(60)
+        for look in (uplink.newest, uplink.check):
+            with pytest.raises(RunFailed, match=r"^the coordinator is silent$"):
+                look()
 
 
 def test_an_aggregator_that_the_job_does_not_have_is_named(finished, tmp_path):
