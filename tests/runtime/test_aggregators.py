@@ -40,8 +40,9 @@ from dpcfl_net.federation.tree import GroupCalls, TreeFederation
 from dpcfl_net.launch.aggregators import LocalAggregators
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.aggregator import Uplink, run_aggregator
+from dpcfl_net.runtime.aggregator import Uplink, _serve, run_aggregator
 from dpcfl_net.runtime.specs import AggregatorSpec
+from dpcfl_net.transport.endpoint import ClientEvent
 from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.messages import WireError, match_template
 
@@ -396,6 +397,15 @@ def test_an_aggregator_whose_coordinator_is_lost_ends_with_and_without_a_task():
         for look in (uplink.newest, uplink.check):
             with pytest.raises(RunFailed, match=r"^the coordinator is silent$"):
                 look()
+
+
+def test_an_aggregator_hears_its_clients_between_tasks_and_answers_those_of_the_coordinator():
+    done, task = [], ClientEvent("task", id="i", round=3, task="train", tensors={})
+    events = iter([False, task, False, None])
+    uplink = SimpleNamespace(newest=lambda: next(events), answer=lambda *answer: done.append(answer))
+    fed = SimpleNamespace(idle=lambda seconds: done.append("hears"), answer=lambda *about: about)
+    _serve(fed, uplink)
+    assert done == ["hears", ("i", (3, "train", {})), "hears"]
 
 
 def test_an_aggregator_that_the_job_does_not_have_is_named(finished, tmp_path):
