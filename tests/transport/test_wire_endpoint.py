@@ -239,6 +239,27 @@ def test_client_with_another_job_leaves_with_an_error(server: ServerEndpoint) ->
         assert refusal(client, Ends(server)) == "job"
 
 
+def test_a_client_comes_back_though_the_server_has_not_noticed_that_it_left() -> None:
+    with make_server(heartbeat_s=1000) as server:
+        ends = Ends(server)
+        for _ in range(2):
+            with Liar(server.address, 1) as liar:
+                ends.until(lambda liar=liar: liar.hello(ends).kind == "WELCOME", 20)
+
+
+def test_a_client_whose_key_the_server_does_not_know_ends(server: ServerEndpoint) -> None:
+    with make_client(server.address, keys=KEYS[0]) as known, make_client(server.address, 1, keys=pair()) as stranger:
+        ends = Ends(server, known).joined()
+        with pytest.raises(Refused, match=r"^handshake: the coordinator does not know this worker's key$"):
+            ends.until(lambda: stranger.poll(0.01), 20)
+
+
+def test_two_clients_with_one_key_are_refused() -> None:
+    """One of them could never join: messages under the key are those of the other."""
+    with pytest.raises(ConfigError, match="two clients of the roster have the same public key"):
+        make_server(clients={0: KEYS[0][0], 1: KEYS[0][0]})
+
+
 def test_nothing_but_hello_counts_before_hello(server: ServerEndpoint) -> None:
     ends = Ends(server)
     with Liar(server.address) as liar:
