@@ -34,6 +34,7 @@ from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation import group_messages as wire
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans
+from dpcfl_net.federation.aggregator import AggregatorFederation
 from dpcfl_net.federation.asynchronous import Participation
 from dpcfl_net.federation.call_limits import NO_LAUNCHER, CallLimits
 from dpcfl_net.federation.tree import GroupCalls, TreeFederation
@@ -230,6 +231,25 @@ def test_messages_that_do_not_fit_a_group_are_refused(finished):
     for part in ({wire.STATUS: one}, {"update": np.zeros((3, p), np.float32)}):
         with pytest.raises(WireError, match="template"):  # before memory is taken for more than the largest group
             _match(too_many | part, messages.answer_template("train"))
+
+
+@pytest.mark.parametrize("summing", [None, wire.Summing({2: 0, 3: 0, 4: 1}, {}, 2)])
+def test_an_aggregator_tells_who_was_asked_who_answered_whose_answer_is_lost_and_who_is_missing(finished, monkeypatch, summing):
+    """A lost answer counts towards the quorum, and a missing one does not."""
+    algorithm, group = job_of(finished).algorithm, range(1, 5)
+    p = algorithm.protocol.model.parameters
+    fed = AggregatorFederation(algorithm, group, None, CallLimits(0.0), NO_LAUNCHER, print)
+
+    def exchange(kind, tasks, keep, limit):
+        assert tasks.keys() == {2, 3, 4}
+        keep(2, {"update": np.ones(p, np.float32)})
+        fed.lost = [3]
+
+    monkeypatch.setattr(fed, "_exchange", exchange)
+    task = wire.group_task(group, {client: {"model": np.zeros(p, np.float32)} for client in (2, 3, 4)}, summing)
+    answer = fed.answer(1, "train" + (wire.SUMMED if summing else ""), task)
+    assert answer[wire.STATUS].tolist() == [wire.NOT_ASKED, wire.ANSWERED, wire.LOST, wire.MISSING]
+    assert answer[wire.TOTALS if summing else "update"].any(axis=1).tolist() == ([True, False] if summing else [True])
 
 
 def test_no_sums_are_asked_of_a_step_that_gives_no_update(tmp_path):
