@@ -237,8 +237,8 @@ class MaliciousCoordinator:
                     del waiting[client]
             for client in [client for client, since in gone.items() if now - since > GONE_S]:
                 waiting.pop(client, None)
-        for client in waiting:
-            self._endpoint.cancel(client)
+        for client in (client for client, answer in answers.items() if answer is None):
+            self._endpoint.cancel(client)  # or one that comes back would be sent it again, and charge during a later step
         return answers
 
     def _reaction(self, step: Step, number: int, client: int, heard: Heard, before: int | None) -> Reaction:

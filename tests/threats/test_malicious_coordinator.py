@@ -39,6 +39,7 @@ from dpcfl_net.training.batches import poisson_rows
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
 from dpcfl_net.transport.messages import decode, encode
+from dpcfl_net.transport.peers import ServerEvent
 from dpcfl_net.transport.transcript import Transcript, messages, read
 
 HONEST, CARELESS = (0, 1), 2
@@ -200,6 +201,41 @@ def test_a_client_holds_if_it_sends_no_new_bytes_and_charges_nothing_that_the_pl
     found = server._reaction(step, 1, 0, heard, before)
     assert (found.holds, found.repeated, found.charges, found.task) == (holds, repeated, charges, "train")
     assert ("DOES NOT HOLD" in str(found)) != holds
+
+
+def test_what_a_client_is_heard_to_say_belongs_to_its_task(monkeypatch):
+    """A client that comes back is waited for. One that stays away has no task open, which it would charge during a later step."""
+    server, now, ready, cancelled = object.__new__(MaliciousCoordinator), [0.0], {0, 1, 2, 3, 4, 5}, []
+    events = {
+        0.25: [ServerEvent("result", 0, id="before", status="release"), ServerEvent("left", 4), ServerEvent("left", 5)],
+        0.5: [ServerEvent("failed", None), ServerEvent("failed", 2), ServerEvent("result", 3, id="task 0", status="release")],
+        1.75: [
+            ServerEvent("result", 0, id="task 0", status="refused", reason="plan: no such round: 9"), ServerEvent("joined", 5),
+            ServerEvent("failed", 2, id="task 2", code="payload", reason="too short"),
+            ServerEvent("failed", 3, id="task 3", code="header", reason="has a clip"),
+        ],
+        3.0: [ServerEvent("result", 4, id="task 4", status="release"), ServerEvent("result", 5, id="task 5", status="release")],
+    }  # fmt: skip
+
+    def poll(timeout_s):
+        now[0] += timeout_s
+        ready.discard(4)
+        return events.get(now[0], [])
+
+    monkeypatch.setattr(malicious_coordinator, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    server.wait_s = 4.0
+    server._endpoint = SimpleNamespace(
+        poll=poll, ready=ready, cancel=cancelled.append, turned_down={"task 3"}, send_task=lambda client, *_: f"task {client}"
+    )
+    heard = server.ask(9, "train", {client: {} for client in range(7)}, {"clip": 1e9})
+    assert heard == {
+        0: Heard("refused", "plan", "no such round: 9"), 1: Heard("silence"), 2: Heard("unusable", "payload", "too short"),
+        3: Heard("refused", "header", "has a clip"), 4: Heard("gone"), 5: Heard("release"),
+    }  # fmt: skip
+    assert (cancelled, now, server._endpoint.forged) == ([1, 4], [4.0], {"clip": 1e9})
+    events[5.0] = [ServerEvent("result", 0, id="task 0", status="lost")]
+    assert (server.ask(10, "train", {0: {}}), server._endpoint.forged) == ({0: Heard("lost")}, {})
+    assert now == [5.0]  # no longer than until the last answer
 
 
 def test_the_verdict_of_a_script_is_good_only_if_every_reaction_holds(capsys):
