@@ -143,6 +143,7 @@ def test_real_workers_hold_at_every_step_and_the_careless_one_does_not(played):
     assert played.codes["server"] == 3
     assert all(outcome["holds"] for outcome in played.honest(*PLAYED))
     assert "DOES NOT HOLD" in played.report
+    assert [outcome["charges"] for outcome in played.honest("honest", "again")] == [[0, 1], [0, 1], [1, 1], [1, 1]]
     for client in HONEST:
         charges = read_ledger(played.folder / "ledgers" / client_key(client))
         assert [entry.round for entry in charges if entry.type == "debit"] == [1, 3, 4, 5]

@@ -19,6 +19,7 @@ from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.training import models
 from dpcfl_net.training.deep_layers import supported
+from dpcfl_net.training.deep_path import DeepPath
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.models import flatten
 from dpcfl_net.training.physical_batches import LARGEST
@@ -30,7 +31,7 @@ torch.set_num_threads(1)
 def strided() -> nn.Module:
     """Strides, groups, dilation, uneven padding, biases, kernels that see only padding, and few places."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, (3, 2), stride=(2, 1), padding=(1, 0), bias=False), nn.GroupNorm(4, 8), nn.ReLU(inplace=True),
+        nn.Conv2d(3, 8, (3, 2), stride=(2, 1), padding=(1, 0), bias=False), nn.ReLU(inplace=True), nn.GroupNorm(4, 8, eps=0.1),
         nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=4), nn.SiLU(), nn.Conv2d(16, 32, 3, padding=2, dilation=2),
         nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False), nn.GroupNorm(8, 64), nn.Tanh(),
         nn.Conv2d(64, 64, 5, padding=2), nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, CLASSES, bias=False),
@@ -42,7 +43,7 @@ def features() -> nn.Module:
     wide = (
         nn.Linear(30, 240),
         nn.GELU(),
-        nn.LayerNorm(240),
+        nn.LayerNorm(240, eps=0.1),
         nn.Linear(240, 240, bias=False),
         CausalAttention(4),
         nn.Linear(80, 6),
@@ -214,10 +215,23 @@ def test_only_operations_that_leave_records_apart_are_supported(name: str) -> No
 
 
 def test_an_input_that_is_changed_after_a_layer_has_read_it_is_an_error() -> None:
-    module = Forward(lambda own, x: own.layers[1]((own.layers[0](x) + F.relu(x, inplace=True)).flatten(1)),
+    in_place = [True]
+    module = Forward(lambda own, x: own.layers[1]((own.layers[0](x) + F.relu(x, inplace=in_place[0])).flatten(1)),
                      nn.Conv2d(3, 3, 3, padding=1), nn.Linear(192, CLASSES))  # fmt: skip
+    theta, data, rows, ours = flatten(module), Images(2, (3, 8, 8), CLASSES), np.arange(2), trainer(module, 1.0)
     with pytest.raises(ConfigError, match="changed in place"):
-        trainer(module, 1.0).clipped_sum(flatten(module), Images(2, (3, 8, 8), CLASSES), np.arange(2))
+        ours.clipped_sum(theta, data, rows)
+    in_place[0] = False
+    # Nothing is left of the gradients that were computed before the error.
+    assert np.array_equal(ours.clipped_sum(theta, data, rows), trainer(module, 1.0).clipped_sum(theta, data, rows))
+
+
+def test_a_batch_of_planes_is_not_read_as_the_channels_of_one_image() -> None:
+    module = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(64, CLASSES))
+    theta, x, y = torch.from_numpy(flatten(module)), torch.zeros(4, 8, 8), torch.zeros(4, dtype=torch.int64)
+    assert module(x).shape == (4, CLASSES)
+    with pytest.raises(ConfigError, match=r"takes a batch of records, but its input has the shape \(4, 8, 8\)"):
+        DeepPath(module).gradients(theta, x, y)
 
 
 @pytest.mark.parametrize("name", ["strided", "in place", "torchvision ResNet-10", "features"])
