@@ -51,6 +51,12 @@ def features() -> nn.Module:
     return nn.Sequential(*wide, nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, CLASSES))
 
 
+def parallel() -> nn.Module:
+    """Two layers with Gram norms that read one input, and whose outputs have one gradient."""
+    layers = nn.Linear(30, 240), nn.Linear(30, 240), nn.Linear(240, CLASSES)
+    return Forward(lambda own, x: own.layers[2]((own.layers[0](x) + own.layers[1](x)).mean(1)), *layers)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "strided": (strided, (3, 10, 9)),
     "in place": (TAKEN["ResNet block, in place"].build, (3, 8, 8)),
@@ -58,6 +64,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet18": (lambda: models.build("resnet18", (3, 32, 32), CLASSES), (3, 32, 32)),
     "resnet18-cifar": (lambda: models.build("resnet18-cifar", (3, 8, 8), CLASSES), (3, 8, 8)),
     "features": (features, (12, 30)),
+    "parallel": (parallel, (12, 30)),
     "char-transformer": (lambda: models.build("char-transformer", (20,), CLASSES), (20,)),
 }
 SLOW = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("resnet18")) for name in CASES]

@@ -140,8 +140,12 @@ def test_what_cannot_run_is_an_error_that_names_the_layer(
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Conv2d(2, 4, 3, padding=7), nn.Conv2d(2, 4, 3, padding=4, stride=2), nn.Conv2d(2, 16, 3, padding=5)]
-)
+    "layer",
+    [
+        nn.Conv2d(2, 4, 3, padding=7), nn.Conv2d(2, 4, 3, padding=4, stride=2), nn.Conv2d(2, 16, 3, padding=5),
+        nn.Conv2d(2, 4, (3, 8), padding=(4, 8), stride=2),
+    ],
+)  # fmt: skip
 def test_a_padding_wider_than_the_window_changes_no_gradient(layer: nn.Module) -> None:
     torch.manual_seed(0)
     width = layer(torch.zeros(1, 2, 6, 5)).numel()
