@@ -55,6 +55,7 @@ ONE = {
     "sgd, base": lambda me, model: me.sgd("raw", MODEL, base_model=model),
     "losses, base": lambda me, model: me.losses("raw", MODEL[None], model),
     "distances": lambda me, model: me.distances("raw", model, MODEL[None]),
+    "evaluation, base": lambda me, model: me._engine.evaluator.each(MODEL, Images(4), model),
 }
 SEVERAL = {
     "select": lambda me, models: me.select("select", models),
