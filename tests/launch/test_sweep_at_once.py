@@ -166,9 +166,13 @@ def test_a_cell_that_another_process_runs_comes_last(tmp_path):
     assert tried[-2:] == [([], []), "closed"]
 
 
-def test_an_interrupted_cell_stops_the_sweep(tmp_path):
+@pytest.mark.parametrize("how", ["a cell", "a signal"])
+def test_an_interrupted_cell_or_a_signal_stops_the_sweep(tmp_path, monkeypatch, how):
     runs = folders(tmp_path, 4)
-    outcomes = CellQueue(runs, Place(runs, 2, _0=["interrupted"]), lambda index, outcome: None).run()
+    place, signals = Place(runs, 2, _0=["interrupted"]), iter([signal.SIGTERM])
+    if how == "a signal":
+        monkeypatch.setattr(place, "wait", lambda also, timeout_s: signal.raise_signal(next(signals)) or [])
+    outcomes = CellQueue(runs, place, lambda index, outcome: None).run()
     assert [outcome.state for outcome in outcomes] == ["interrupted", "interrupted", "waiting", "waiting"]
     assert sweeps.stopped(outcomes)
 
