@@ -29,10 +29,10 @@ torch.set_num_threads(1)
 
 
 def strided() -> nn.Module:
-    """Strides, groups, dilation, uneven padding, biases, kernels that see only padding, and few places."""
+    """Strides, two groups, dilation, uneven padding, biases, kernels that see only padding, and few places."""
     return nn.Sequential(
         nn.Conv2d(3, 8, (3, 2), stride=(2, 1), padding=(1, 0), bias=False), nn.ReLU(inplace=True), nn.GroupNorm(4, 8, eps=0.1),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=4), nn.SiLU(), nn.Conv2d(16, 32, 3, padding=2, dilation=2),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=2), nn.SiLU(), nn.Conv2d(16, 32, 3, padding=2, dilation=2),
         nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False), nn.GroupNorm(8, 64), nn.Tanh(),
         nn.Conv2d(64, 64, 5, padding=2), nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, CLASSES, bias=False),
     )  # fmt: skip
