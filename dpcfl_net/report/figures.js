@@ -60,6 +60,11 @@ class Axis {
   }
 }
 
+function columnEdges(places) { // as they are drawn: halfway between neighbours
+  const inner = places.slice(1).map((place, k) => (places[k] + place) / 2), last = places.at(-1);
+  return [inner.length ? 2 * places[0] - inner[0] : last - 0.5, ...inner, inner.length ? 2 * last - inner.at(-1) : last + 0.5];
+}
+
 class Plot {
   constructor(svg, figure) {
     this.svg = svg; this.figure = figure; this.marks = svg.querySelector(".marks");
@@ -109,9 +114,11 @@ class Plot {
     const map = this.figure.data.find(trace => trace.type === "heatmap");
     const group = map && this.marks.querySelector(`[data-t="${this.figure.data.indexOf(map)}"]`);
     if (!group) return "";
-    const { x, y, width, height } = group.getBBox(), rows = map.z.length, columns = map.x.length;
-    const row = Math.floor(((py - y) / height) * rows), column = Math.floor(((px - x) / width) * columns);
-    return map.text?.[row]?.[column] ?? "";
+    const edges = columnEdges(map.x), { x, y, width, height } = group.getBBox();
+    const [across, down] = this.axes
+      ? [this.axes.x.value(this.axes.x.unzoomed(px)), this.axes.y.value(this.axes.y.unzoomed(py)) + 0.5]
+      : [edges[0] + ((px - x) / width) * (edges.at(-1) - edges[0]), ((py - y) / height) * map.z.length];
+    return map.text?.[Math.floor(down)]?.[edges.findIndex(edge => across < edge) - 1] ?? "";
   }
   begin(event) {
     if (event.pointerType === "touch" || event.button || event.target.closest(".entry")) return;

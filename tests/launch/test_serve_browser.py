@@ -97,6 +97,16 @@ def test_every_new_figure_has_its_tools_and_its_data(stranger: Client, tab: Tab,
     assert tab.run("[...document.querySelectorAll('main .plot')].every(plot => figures[plot.id])")
 
 
+def test_a_cell_of_a_heat_map_names_its_round_also_where_rounds_are_unequally_far_apart(
+    stranger: Client, tab: Tab, tmp_path: Path
+) -> None:
+    write_round(tmp_path / "young", 10, ROUNDS)
+    follow_link(tab, "young")
+    words = "plot => [1, 3, 6, 7, 10].map(at => plot.cell(plot.axes.x.base(at), plot.axes.y.base(0)))"
+    said = tab.run(f"({words})(drawn.get('clients-rounds').at(-1))")
+    assert [text.partition(":")[0].rpartition(" ")[2] for text in said] == ["1", "3", "3", "10", "10"]
+
+
 def test_a_zoomed_figure_waits_until_the_zoom_is_left(stranger: Client, tab: Tab, tmp_path: Path) -> None:
     follow_link(tab, "young")
     tab.run("drawn.get('accuracy').at(-1).zoom({x: [300, 600], y: [100, 200]})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -183,3 +184,15 @@ def test_hostile_words_stay_words() -> None:
 def test_a_malformed_figure_is_described(wrong: dict, said: str) -> None:
     assert said in check(spec([wrong]))
     assert not check(spec([line()]))
+
+
+def test_columns_of_a_heat_map_meet_also_where_rounds_are_unequally_far_apart() -> None:
+    """Columns were as wide as the least distance of two rounds; between others of different values there was a gap."""
+    cells = {"type": "heatmap", "x": [1, 2, 10, 30], "z": [[0, 1, 2, 3]], "colorscale": [[0, "@surface"], [1, "@c0"]]}
+    found = [path.attrib["d"] for path in marks(drawn([cells])).iter(f"{SVG}path")]
+    boxes = sorted(
+        (float(left), float(wide)) for path in found for left, wide in re.findall(r"M(-?[\d.]+) [\d.-]+h([\d.]+)v", path)
+    )
+    assert len(boxes) == 4
+    for (left, wide), (after, _) in itertools.pairwise(boxes):
+        assert left + wide == pytest.approx(after, abs=0.15)

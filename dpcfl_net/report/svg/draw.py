@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcfl_net.report.svg import marks, text
 from dpcfl_net.report.svg.axes import Axis
-from dpcfl_net.report.svg.bars import Bar, place_bars, spacing
+from dpcfl_net.report.svg.bars import Bar, place_bars
 from dpcfl_net.report.svg.legend import Legend
 from dpcfl_net.report.svg.marks import Paint
 from dpcfl_net.report.svg.text import element, words
@@ -142,9 +142,8 @@ class Drawing:
                     if trace.get("text") is not None:  # above the bars
                         found.append((highest, highest * 1.1))
             elif trace["type"] == "heatmap":
-                half = spacing(trace["x"]) / 2
-                edges = (min(trace["x"]) - half, max(trace["x"]) + half) if side == "x" else (-0.5, len(trace["z"]) - 0.5)
-                found.append(edges)
+                edges = marks.cell_edges(trace["x"]) if side == "x" else [-0.5, len(trace["z"]) - 0.5]
+                found.append((edges[0], edges[-1]))
             elif trace["type"] != "image":
                 raise ValueError(f"type is {trace['type']!r}: must be scatter, bar, heatmap or image")
         axis.fit(found, padded=padded)

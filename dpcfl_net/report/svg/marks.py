@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dpcfl_net.report.svg.axes import Axis
-from dpcfl_net.report.svg.bars import Bar, spacing
+from dpcfl_net.report.svg.bars import Bar
 from dpcfl_net.report.svg.text import element, words
 
 Trace = Mapping[str, Any]
@@ -125,7 +125,7 @@ def box(left: float, top: float, wide: float, tall: float) -> str:
 def heat_map(trace: Trace, x: Axis, y: Axis, paint: Paint) -> list[str]:
     """Draw cells: neighbours of one colour in a row as one rectangle, all rectangles of a colour as one path."""
     cells: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
-    half, edges = spacing(trace["x"]) / 2, limits(trace)
+    edges, between = limits(trace), cell_edges(trace["x"])
     for row, values in enumerate(trace["z"]):
         top, bottom = sorted((y.pixel(row - 0.5), y.pixel(row + 0.5)))
         shades = [_shade(trace, value, edges) for value in values]
@@ -134,13 +134,24 @@ def heat_map(trace: Trace, x: Axis, y: Axis, paint: Paint) -> list[str]:
             if k < len(shades) and shades[k] == shades[first]:
                 continue
             if (shade := shades[first]) is not None:
-                left, right = x.pixel(trace["x"][first] - half), x.pixel(trace["x"][k - 1] + half)
+                left, right = x.pixel(between[first]), x.pixel(between[k])
                 cells[shade].append(box(left, top + 0.5, right - left, bottom - top - 1))
             first = k
     return [
         element("path", f'fill="{paint(shade)}" fill-opacity="{opacity:g}" d="{"".join(paths)}"')
         for (shade, opacity), paths in cells.items()
     ]
+
+
+def cell_edges(places: Sequence[float]) -> list[float]:
+    """Return the edges of a heat map's columns: halfway between neighbours, so that no gap is left at a round without values.
+
+    Args:
+        places: Places of the columns, ascending, at least one.
+    """
+    inner = [(a + b) / 2 for a, b in itertools.pairwise(places)]
+    first, last = (inner[0], inner[-1]) if inner else (places[0] + 0.5, places[-1] - 0.5)
+    return [2 * places[0] - first, *inner, 2 * places[-1] - last]
 
 
 def limits(trace: Trace) -> tuple[float, float]:
