@@ -30,6 +30,10 @@ class Table:
         kept = [index for index in range(len(self.columns)) if not self.rows or any(row[index] != "–" for row in self.rows)]
         return self._columns(kept)
 
+    def holds_words(self, index: int) -> bool:
+        """Return True if a column has a cell of words, which begins with a letter; `inf` is a number."""
+        return any(row[index][:1].isalpha() and row[index] != "inf" for row in self.rows)
+
     def folded(self, width: int) -> list[Table]:
         """Divide the columns into tables that are not wider than a terminal, each with the columns that tell rows apart.
 

@@ -276,7 +276,7 @@ def print_table(comparison: Comparison, console: Console | None = None) -> None:
     for part in comparison.folded(console.width) if console.is_terminal else [comparison]:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
         for index, title in enumerate(part.columns):
-            table.add_column(printable(title), justify="right" if index else "left")
+            table.add_column(printable(title), justify="left" if not index or part.holds_words(index) else "right")
         for row in part.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         _print_trimmed(wide, table)

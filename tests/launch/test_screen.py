@@ -635,6 +635,14 @@ def test_columns_that_do_not_fit_into_a_terminal_follow_below_with_those_that_te
         "a caption",
     ]
     assert len(table_lines(table, terminal(80))) == 5
+    words = Table("", ["client", "cluster", "epsilon"], [["0", "A", "inf"], ["1", "–", "5"], ["2", "B minority", "5"]])
+    assert table_lines(words, plain()) == [
+        "",
+        "client  cluster     epsilon",
+        "0       A               inf",
+        "1       –                 5",
+        "2       B minority        5",
+    ], "words are at the left of their column, numbers at the right"
     assert len(table_lines(table, terminal(30))) == 5, "no room beside the columns that tell rows apart: one line for each row"
     assert len(table_lines(table, plain(45))) == 5, "lines of a pipe or a file are whole"
 
