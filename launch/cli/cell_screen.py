@@ -18,7 +18,7 @@ from rich.text import Text
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, RUNNING, WAITING, CellOutcome
 from dpcfl_net.launch.cells.queue import CellWatcher
 from dpcfl_net.launch.cli.progress import ProgressTail, ProgressView
-from dpcfl_net.launch.cli.steps import can_redraw, unshifted
+from dpcfl_net.launch.cli.steps import Unshifted, can_redraw
 from dpcfl_net.launch.sweeps import Sweep, outcome_line
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration, percent
@@ -116,7 +116,7 @@ class CellScreen(CellLines):
         self._drawn = self._clock()
         if not self._live.is_started:
             self._live.start()
-        self._live.update(unshifted(self.draw(running, in_use), self.console), refresh=True)
+        self._live.update(Unshifted(self.draw(running, in_use)), refresh=True)
 
     def close(self) -> None:
         if self._live.is_started:

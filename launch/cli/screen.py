@@ -19,7 +19,7 @@ from rich.text import Text
 from dpcfl_net.launch.cli.output_room import STOPPED_S, has_room
 from dpcfl_net.launch.cli.phases import AWAY, GONE, SENDING, TRAINING, WAITING
 from dpcfl_net.launch.cli.progress import ALL_CLIENTS, DEAD, ENDED, ProgressView
-from dpcfl_net.launch.cli.steps import StepsLive, can_redraw, draw_steps, printable, unshifted
+from dpcfl_net.launch.cli.steps import StepsLive, Unshifted, can_redraw, draw_steps, printable
 from dpcfl_net.launch.preparation import Steps, listed
 from dpcfl_net.results.number_format import at_most, counted, duration, number, percent, yes
 from dpcfl_net.results.privacy_statement import statement
@@ -126,7 +126,7 @@ class Screen:
         self._earlier = len(view.warnings) - len(self._warnings)
         if not self._live.is_started:
             self._live.start()
-        self._live.update(unshifted(self.draw(view), self.console), refresh=True)
+        self._live.update(Unshifted(self.draw(view)), refresh=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Remove the screen; print the last warnings that it showed, the result and the privacy statement of run.json."""
@@ -227,7 +227,7 @@ class ProgressLine:
             return
         if not self._live.is_started:
             self._live.start()
-        self._live.update(unshifted(Text(line), self._console), refresh=True)
+        self._live.update(Unshifted(Text(line)), refresh=True)
 
     def close(self) -> None:
         """Remove the line; may be called twice."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.constrain import Constrain
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -40,7 +41,7 @@ class StepsLive:
         self.steps = Steps()
         self._live = Live(
             console=console,
-            get_renderable=lambda: unshifted(draw(self.steps), console),
+            get_renderable=lambda: Unshifted(draw(self.steps)),
             refresh_per_second=REFRESH_PER_S,
             transient=True,
             **options,
@@ -75,9 +76,24 @@ def can_redraw(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def unshifted(drawn: RenderableType, console: Console) -> RenderableType:
-    """Keep room for `ECHO` behind a drawing: an echo that wraps shifts the drawing, and its first line stays on the terminal."""
-    return Constrain(drawn, max(1, console.width - ECHO))
+@dataclass(frozen=True)
+class Unshifted:
+    """A drawing with room for `ECHO` behind it, and for the cursor below it: what shifts a drawing leaves its first lines behind.
+
+    An echo that wraps shifts it, and so does its end, which begins a line, at the bottom of the terminal.
+
+    Attributes:
+        drawn: The drawing; lines for which there is no room are left out.
+    """
+
+    drawn: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self.drawn, options.update_width(max(1, options.max_width - ECHO)), pad=False)
+        room = max(1, console.height - 1)
+        for line in lines if len(lines) <= room else [*lines[: room - 1], [Segment("...")]]:
+            yield from line
+            yield Segment.line()
 
 
 def draw_steps(steps: Steps) -> RenderableType:

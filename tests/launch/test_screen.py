@@ -23,8 +23,26 @@ from dpcfl_net.launch.cli.screen import PlainLines, Screen, open_screen, print_s
 from dpcfl_net.results.tables import Table
 
 
-def terminal(width: int = 80) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=40, color_system="standard", highlight=False)
+def terminal(width: int = 80, height: int = 40) -> Console:
+    return Console(
+        file=io.StringIO(), force_terminal=True, width=width, height=height, color_system="standard", highlight=False
+    )
+
+
+def lines_left(written: str, height: int) -> list[str]:
+    """Return the lines that are on a terminal of a height, or were scrolled out of it, after what was written to it."""
+    gone, lines, row = list[str](), [""] * height, 0
+    for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\n|[^\x1b\r\n]+", written):
+        if part == "\n" and row == height - 1:
+            gone, lines = [*gone, lines[0]], [*lines[1:], ""]
+        elif part == "\n":
+            row += 1
+        elif part.startswith("\x1b"):
+            row -= int(part[2:-1] or 1) if part[-1] == "A" else 0
+            lines[row] = "" if part == "\x1b[2K" else lines[row]
+        else:
+            lines[row] += part
+    return [line for line in [*gone, *lines] if line.strip()]
 
 
 def plain(width: int = 80) -> Console:
@@ -212,6 +230,19 @@ def test_the_echo_of_ctrl_c_fits_behind_the_drawing() -> None:
     lines = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text(console)).splitlines() if "─" in line]
     assert len(lines) > 3
     assert {len(line) for line in lines} == {60 - len("^C")}
+
+
+@pytest.mark.parametrize("height", [3, 11, 12, 13, 14, 40])
+def test_nothing_of_a_drawing_stays_on_a_terminal_of_any_height(height: int) -> None:
+    """The end of a drawing begins a line: at the bottom of the terminal this left the upper lines of the drawing behind."""
+    console, view = terminal(60, height), ProgressView("x", rounds=9, workers=["training"] * 8, warnings=["a", "b", "c"])
+    view.clusters = [("A", 3, 0.5, None), ("B", 5, 0.4, 0.1)]
+    with Screen(console) as screen:
+        screen.update(view)
+        shown = len(lines_left(text(console), height))
+        screen.update(view)
+        console.file.write("^C")
+    assert (shown, lines_left(text(console), height)) == (min(13, height - 1), [])
 
 
 @pytest.mark.parametrize("kind", [PlainLines, Screen])
