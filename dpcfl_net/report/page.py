@@ -161,10 +161,15 @@ def key_figures(view: RunView) -> list[Pair]:
 def _state(view: RunView) -> str:
     done = max([whole(view.run.get("rounds_done")) or 0, *view.served])
     of = f" of {view.rounds}" if view.rounds else ""
-    took = f", {duration(view.run.get('wall_s'))}" if number(view.run.get("wall_s")) is not None else ""
+    took = f", {_unbroken(view.run.get('wall_s'))}" if number(view.run.get("wall_s")) is not None else ""
     if view.virtual:
-        took = f", {duration(max(view.elapsed.values(), default=None))} of virtual time{took and f', computed in{took[1:]}'}"
+        took = f", {_unbroken(max(view.elapsed.values(), default=None))} of virtual time{took and f', computed in{took[1:]}'}"
     return f"{view.state}, {done}{of} rounds{took}"
+
+
+def _unbroken(seconds: object) -> str:
+    """Format seconds on one line: the line above the figures is wrapped on a phone."""
+    return duration(seconds).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _last_grouping(view: RunView) -> JsonLine:

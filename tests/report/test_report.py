@@ -832,9 +832,10 @@ def test_time_and_traffic_of_a_run_in_virtual_time(tmp_path: Path) -> None:
             task = {"time": 5.0 * t, "direction": "down", "peer": f"client {client}", "kind": "TASK", "round": t, "bytes": 200}
             result = {**task, "time": 5.0 * t + last, "direction": "up", "kind": "RESULT", "bytes": 100}
             write_lines(folder / "messages.jsonl", [task, result])
+    (folder / "run.json").write_text(json.dumps({"wall_s": 10.7}))
     text = own_part(write_report(folder))
     drawn = specs(text)
-    assert "20:00 of virtual time" in text
+    assert "20:00 of virtual time, computed in 10.7\N{NO-BREAK SPACE}s" in text
     mean, target = drawn["accuracy-time"]["data"]
     assert (mean["name"], mean["y"], mean["text"]) == ("mean", [25, 50, 75], [1, 2, 3])
     assert mean["x"] == pytest.approx([400 / 60, 800 / 60, 20])
