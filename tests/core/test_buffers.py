@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,12 @@ import pytest
 from dpcfl_net.core import buffers, tensors
 
 LARGE = buffers.LEAST + 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_garbage() -> None:
+    """Buffers that earlier tests left in cycles of references would become free during a test."""
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
