@@ -93,6 +93,7 @@ HOOKS: dict[str, Callable] = {
 def test_a_layer_with_hooks_is_not_replaced_by_its_type(name: str) -> None:
     """The engines that read types and graphs see no hook: the fast path left it out, also of the gradients."""
     module = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 3))
+    nn.init.constant_(module[0].bias, 9.0)  # no unit is dead, or a hook behind the rectifier would change nothing
     data, theta = Images(4, (8,), 3), flatten(module)
     how = {"clip": 1e9, "learning_rate": 0.1, "batch_size": 4, "input_shape": (8,)}
     plain = Trainer(module, **how)
