@@ -57,6 +57,12 @@ def pytest_addoption(parser):
     parser.addoption("--record-notebooks", action="store_true", help="store the outputs of the executed docs/tutorials/*.ipynb")
 
 
+def pytest_configure(config):
+    """Let Ctrl-C reach tests and what they start: a shell's background jobs ignore it, and their children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def is_of_other_stage(path: Path, stage: str) -> bool:
     """Return True for a test file of the other stage."""
     return path.match("test_*.py") and stage_of(path.relative_to(ROOT / "tests")) != stage

@@ -12,6 +12,7 @@ NO_RESTART = (2, 3)  # exit codes of errors that come again after a restart
 MOST_LISTED = 6500  # characters of a list of failed clients; with those of the reason it fits the message of an ended process
 MOST_REASON = 1000
 SHOWN = 10  # spans of clients in a text for people
+LONGEST_LINE = 2000  # characters of another text
 _SPAN = r"\d{1,9}(?:-\d{1,9})?"
 _MESSAGE = re.compile(rf"ClientsFailed: clients? ({_SPAN}(?:, {_SPAN})*): (.*)")
 
@@ -48,9 +49,9 @@ def failed_clients(message: str, among: Sequence[int]) -> list[int]:
 
 
 def shortened(line: str) -> str:
-    """Return the last line of a message as a text for people: of many failed clients it lists the first."""
+    """Return the last line of a message as a text for people: of many failed clients it lists the first, and a long text is cut."""
     named = _MESSAGE.fullmatch(line)
-    return line if named is None else f"ClientsFailed: {_named(named[1].split(', '))}: {named[2]}"
+    return line[:LONGEST_LINE] if named is None else f"ClientsFailed: {_named(named[1].split(', '))}: {named[2]}"
 
 
 def listed_clients(clients: Sequence[int]) -> str:

@@ -90,7 +90,7 @@ def test_every_completed_key_is_a_key_of_the_configuration():
     document = config.read_document(config.find("quickstart"))
     for key in keys:
         if key != "algorithm" and not key.startswith("algorithm."):
-            config_overrides.override(document, f"{key}=[[]]")  # no setting has this value, but a known key
+            config_overrides.change(document, [f"{key}=[[]]"])  # no setting has this value, but a known key
     with pytest.raises(config.ConfigError) as error:
         config.resolve(document)
     assert not [problem for problem in error.value.problems if "unknown key" in problem]

@@ -17,15 +17,15 @@ from dpcfl_net.launch.placement.local import LocalLauncher
 from dpcfl_net.runtime.specs import WorkerSpec
 
 FORTY = [
-    "data.clients=[20, 10, 10]", "data.train_per_client=30", "data.test_per_client=2", "local.batch_size=8", "algorithm=local",
-    "rounds=2", "data.shift=none",
+    "data.clients=[20, 10, 10]", "data.train_per_client=30", "data.test_per_client=2", "local.batch_size=8", "rounds=2",
+    "data.shift=none",
 ]  # fmt: skip
 LIMIT = 70  # the parent of 40 workers has about 90 open files
 
 
 def limited(folder, hard):
     return dpcfl(
-        "run", "quickstart", *FORTY, "--out", folder,
+        "run", "quickstart", *FORTY, "algorithm=local", "--out", folder,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, hard)),
     )  # fmt: skip
 
@@ -45,7 +45,7 @@ def test_a_limit_that_is_too_low_for_any_run_is_named(tmp_path):
 def test_more_workers_than_the_system_allows_open_files_are_refused_with_the_limit(tmp_path):
     """The parent of 70 workers has about 150 open files."""
     done = dpcfl(
-        "run", "quickstart", *FORTY, "data.clients=[40, 20, 10]", "--out", tmp_path,
+        "run", "quickstart", *FORTY[1:], "algorithm=local", "data.clients=[40, 20, 10]", "--out", tmp_path,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
     )  # fmt: skip
     assert done.returncode == 4
