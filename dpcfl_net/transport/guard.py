@@ -75,7 +75,7 @@ class Connection:
             self._borrowed.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
-        """End a connection that has just begun as if nobody listened."""
+        """Reset a new connection: its peer takes the server for one that is down, and tries again."""
         with contextlib.suppress(OSError):
             self._borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self._borrowed.shutdown(socket.SHUT_RD)

@@ -393,16 +393,10 @@ def test_frames_that_were_read_give_no_room_for_unread_ones(security: str) -> No
             peer.linger = 0
             sockets.join_curve(peer, Link(RUN, JOB, KEYS[0], SERVER[0], security=security))
             peer.connect(listener.address)
-            deadline = time.monotonic() + 60
-            while not listener.guard._connections:  # it counts a message that was read before as unread
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            wait_for(lambda: listener.guard._connections)  # it counts a message that was read before as unread
             for _ in range(6):
                 peer.send_multipart([b""] * 5000)
-                deadline = time.monotonic() + 60
-                while listener.receive() is None:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.001)
+                wait_for(lambda: listener.receive() is not None)
             assert not listener.news()
             for _ in range(4):
                 peer.send(bytes(1 << 17))
