@@ -268,6 +268,39 @@ def test_a_whole_client_is_in_every_run_that_one_of_its_records_was_in(book):
     assert book.spent("c", 0, DELTA, exactly)[1] == 3
 
 
+@pytest.mark.parametrize("halves_first", [True, False])
+def test_a_whole_client_that_is_two_clients_of_another_run_is_refused(book, halves_first):
+    """Without its records the sum of the other run lacks the updates of two clients: twice the clip norm, and not once."""
+    together = epsilon([GAUSSIAN, SampledGaussian(GAUSSIAN.noise_multiplier / 2, 1.0, 1)], DELTA)
+    assert together > 1.5 * epsilon([GAUSSIAN, GAUSSIAN], DELTA)  # what the book would promise
+    halves = [{"job": "halves", "records": RECORDS[:50]}, {"job": "halves", "records": RECORDS[50:], "client": 1}]
+    whole = {"job": "whole", "records": RECORDS}
+    *entered, last = [*halves, whole] if halves_first else [whole, *halves]
+    for one in entered:
+        enrol(book, unit="client", **one)
+    assert code_of(lambda: enrol(book, unit="client", **last)) == "unit"
+    assert len(book.claims()) == 2
+
+
+def test_whole_clients_of_one_partition_are_composed_also_if_some_hold_copies(book):
+    for job in ("one", "two"):
+        for client, (first, end) in enumerate([(0, 50), (50, 100), (0, 50), (40, 90)]):
+            enrol(book, job, records=RECORDS[first:end], unit="client", client=client)
+    enrol(book, "fewer records", records=RECORDS[:30], unit="client")
+    assert [book.spent("two", client, DELTA, exactly)[1] for client in range(4)] == [3, 2, 3, 2]
+
+
+def test_a_book_that_holds_a_divided_client_promises_it_nothing(book, monkeypatch):
+    """As one of an earlier version, which composed such runs."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(RecordBook, "_hold_to_one_partition", lambda *claim: None)
+        enrol(book, "halves", records=RECORDS[:50], unit="client")
+        enrol(book, "halves", records=RECORDS[50:], unit="client", client=1)
+        enrol(book, "whole", unit="client")
+    assert book.spent("whole", 0, DELTA, exactly) == (math.inf, 2)
+    assert book.spent("halves", 0, DELTA, exactly) == (epsilon([GAUSSIAN, GAUSSIAN], DELTA), 2)
+
+
 def test_several_clients_of_one_job_that_hold_a_record_count_once(book):
     for client in range(4):
         enrol(book, "rotations", client=client)

@@ -3,7 +3,8 @@
 A guarantee is about a record, so the book holds the jobs in which a record took part, in any slice, order or form. The jobs of a
 record are composed jointly, event by event, and converted to epsilon once: n equal runs cost about sqrt(n) times one, and a
 changed slice that shares a record with an earlier one still pays for it. One job's claim covers the slice of a single client; a
-record that several clients of one job hold counts once in that job.
+record that several clients of one job hold counts once in that job. A whole client as the unit must be one client of each job: if
+its records are divided among several, each of them pays in that job, and the run is refused.
 
 With a budget, several equal plans are composed jointly at (1 - s) of its delta, s = `ADAPTIVE_SHARE`, and different ones go through a
 Renyi filter at s of its delta, since a later plan may be chosen after earlier releases were seen (proof: `accounting/adaptive.py`). The
@@ -94,8 +95,9 @@ class RecordBook:
 
         Raises:
             Refused: "book" if the claim was entered before and `again` is False; "budget" if a record would exceed it, or was
-                entered before under another one; "unit" if an earlier run on one of the records has another unit or adjacency,
-                with which it cannot be composed; "claim" if the job made another claim for this client before.
+                entered before under another one; "unit" if an earlier run on one of the records has another unit or adjacency, or
+                divides the records among whole clients in another way, so that it cannot be composed; "claim" if the job made
+                another claim for this client before.
         """
         own = np.unique(records).astype("<u8")
         claim = replace(claim, records=hashlib.sha256(own.tobytes()).hexdigest(), budget=budget)
@@ -115,6 +117,7 @@ class RecordBook:
                 self._hold_to_one_budget(budget, own, claims)
                 self._hold(claim, histories, budget, compose)
             if not same:
+                self._hold_to_one_partition(claim, own, claims)
                 self._append(lines, claim, own)
 
     def refuse_entered(self, job: str, client: int) -> None:
@@ -141,8 +144,8 @@ class RecordBook:
             budget: As for `enrol`; epsilon is at its delta.
 
         Returns:
-            Epsilon, and the number of runs; inf if one of them was entered under another budget; (0, 0) for a client without a
-            claim in this job.
+            Epsilon, and the number of runs; inf if one of them was entered under another budget, or if several clients of one hold
+            parts of this client as the unit; (0, 0) for a client without a claim in this job.
         """
         with self._locked():
             _, claims = self._read()
@@ -150,7 +153,10 @@ class RecordBook:
             if (claim.job, claim.client) == (job, client):
                 own = self._records(claim)
                 histories = self._histories(claim, own, [p for p in claims if p.job != job])
-                if budget is not None and self._under_another_budget(budget, own, claims) is not None:
+                divided = claim.unit == "client" and any(
+                    _is_divided(own, parts) for other, parts in self._clients(claims).items() if other != job
+                )
+                if divided or (budget is not None and self._under_another_budget(budget, own, claims) is not None):
                     return math.inf, max(each.jobs for each in histories)
                 return max((_epsilon(each, budget or delta, claim.adjacency, compose), each.jobs) for each in histories)
         return 0.0, 0
@@ -187,6 +193,31 @@ class RecordBook:
                 f"job {other.job[:12]} was entered under {was} on some of these records, this one under epsilon {budget.epsilon:g} at "
                 f"delta {budget.delta:g}: a budget must be fixed before the first run on a record",
             )
+
+    def _hold_to_one_partition(self, claim: PrivacyBudgetClaim, own: np.ndarray, earlier: Sequence[PrivacyBudgetClaim]) -> None:
+        """Refuse a whole client that is several clients of another job, or one of several that are one: each would pay for itself."""
+        if claim.unit != "client":
+            return
+        clients = self._clients(earlier)
+        mine = [*clients.pop(claim.job, []), own]
+        for job, theirs in clients.items():
+            # Other clients of this job may hold copies of a part of `whole`, whose own client is not entered yet.
+            wholes = [each for each in theirs if _belongs(own, each, theirs)]
+            parts = [[each for each in mine if _belongs(each, whole, theirs)] for whole in wholes]
+            if _is_divided(own, theirs) or any(map(_is_divided, wholes, parts)):
+                raise Refused(
+                    "unit",
+                    f"job {job[:12]} divides the records of client {claim.client} among its clients in another way than this one: a client of one "
+                    "of the jobs is several clients of the other, each with its own cost, and the two cannot be composed; use the same "
+                    "partition of the data, or another book",
+                )
+
+    def _clients(self, claims: Sequence[PrivacyBudgetClaim]) -> dict[str, list[np.ndarray]]:
+        """Records of each client of each job."""
+        found: dict[str, list[np.ndarray]] = {}
+        for claim in claims:
+            found.setdefault(claim.job, []).append(self._records(claim))
+        return found
 
     def _under_another_budget(
         self, budget: Budget, own: np.ndarray, claims: Sequence[PrivacyBudgetClaim]
@@ -344,6 +375,19 @@ def repeated(kinds: Sequence[tuple[Events, int]]) -> Events:
         for event in events:
             counted[event] += count
     return tuple(merge(counted))
+
+
+def _belongs(records: np.ndarray, client: np.ndarray, clients: Sequence[np.ndarray]) -> bool:
+    """Return True if a client of a job holds all of those records that the job's clients hold, at least one."""
+    if not np.isin(records, client).any():
+        return False
+    return bool(np.isin(records[np.isin(records, np.concatenate(clients))], client).all())
+
+
+def _is_divided(records: np.ndarray, clients: Sequence[np.ndarray]) -> bool:
+    """Return True if clients of a job hold some of these records, and none to which they belong: beside it, others hold copies."""
+    shared = any(np.isin(records, each).any() for each in clients)
+    return shared and not any(_belongs(records, each, clients) for each in clients)
 
 
 def _largest(table: np.ndarray) -> np.ndarray:
