@@ -282,6 +282,16 @@ def test_a_whole_client_that_is_two_clients_of_another_run_is_refused(book, halv
     assert len(book.claims()) == 2
 
 
+def test_a_budget_holds_for_a_whole_client_whose_parts_are_clients_of_later_runs(book):
+    """Each later run is on other records of it, and the two have no record in common."""
+    two, three = (epsilon([GAUSSIAN] * runs, (1 - ADAPTIVE_SHARE) * DELTA) for runs in (2, 3))
+    budget = Budget((two + three) / 2, DELTA)
+    enrol(book, "whole", unit="client", budget=budget)
+    enrol(book, "second half", records=RECORDS[50:], unit="client", budget=budget)
+    assert code_of(lambda: enrol(book, "first half", records=RECORDS[:50], unit="client", budget=budget)) == "budget"
+    assert book.spent("whole", 0, DELTA, exactly, budget) == (two, 2)
+
+
 def test_whole_clients_of_one_partition_are_composed_also_if_some_hold_copies(book):
     for job in ("one", "two"):
         for client, (first, end) in enumerate([(0, 50), (50, 100), (0, 50), (40, 90)]):
@@ -293,7 +303,7 @@ def test_whole_clients_of_one_partition_are_composed_also_if_some_hold_copies(bo
 def test_a_book_that_holds_a_divided_client_promises_it_nothing(book, monkeypatch):
     """As one of an earlier version, which composed such runs."""
     with monkeypatch.context() as earlier:
-        earlier.setattr(RecordBook, "_hold_to_one_partition", lambda *claim: None)
+        earlier.setattr(RecordBook, "_wholes", lambda *claim: [])
         enrol(book, "halves", records=RECORDS[:50], unit="client")
         enrol(book, "halves", records=RECORDS[50:], unit="client", client=1)
         enrol(book, "whole", unit="client")

@@ -117,7 +117,9 @@ class RecordBook:
                 self._hold_to_one_budget(budget, own, claims)
                 self._hold(claim, histories, budget, compose)
             if not same:
-                self._hold_to_one_partition(claim, own, claims)
+                for whole in self._wholes(claim, own, claims):
+                    if budget is not None and not np.isin(whole, own).all():
+                        self._hold(claim, self._histories(claim, whole, others), budget, compose)
                 self._append(lines, claim, own)
 
     def refuse_entered(self, job: str, client: int) -> None:
@@ -194,8 +196,13 @@ class RecordBook:
                 f"delta {budget.delta:g}: a budget must be fixed before the first run on a record",
             )
 
-    def _hold_to_one_partition(self, claim: PrivacyBudgetClaim, own: np.ndarray, earlier: Sequence[PrivacyBudgetClaim]) -> None:
-        """Refuse a whole client that is several clients of another job, or one of several that are one: each would pay for itself."""
+    def _wholes(
+        self, claim: PrivacyBudgetClaim, own: np.ndarray, earlier: Sequence[PrivacyBudgetClaim]
+    ) -> Iterator[np.ndarray]:
+        """Yield the clients of other jobs to which a whole client belongs, since each takes part in this job, too.
+
+        Refused for one that is several clients of another job, or one of several that are one: each would pay for itself.
+        """
         if claim.unit != "client":
             return
         clients = self._clients(earlier)
@@ -211,6 +218,7 @@ class RecordBook:
                     "of the jobs is several clients of the other, each with its own cost, and the two cannot be composed; use the same "
                     "partition of the data, or another book",
                 )
+            yield from wholes
 
     def _clients(self, claims: Sequence[PrivacyBudgetClaim]) -> dict[str, list[np.ndarray]]:
         """Records of each client of each job."""
