@@ -91,14 +91,14 @@ def _reason(protocol: Protocol) -> str | None:
 
 
 def _changing(trial: Protocol, final: Protocol, candidates: Sequence[Candidate]) -> str | None:
-    """Say that a tuned setting changes the plan of a trial or of the final run; None if none does."""
+    """Say that a tuned setting changes the plan of a trial or of the final run, or the delta for it; None if none does."""
     for protocol in (trial, final):
         plans = set()
         for candidate in candidates:
             job = protocol.model_copy(
                 update={"options": candidate.options, "local": candidate.local, "rounds": candidate.rounds}
             )
-            plans |= {plan for plan, *_ in noisy_plans(algorithm_of(job))}
+            plans |= {(plan, job.kept_delta) for plan, *_ in noisy_plans(algorithm_of(job))}
         if len(plans) > 1:
             return "a tuned setting changes what a run releases, so that its noise depends on earlier releases"
     return None

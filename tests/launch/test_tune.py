@@ -196,7 +196,7 @@ def protocols(folder: Path, document: dict, seeds: tuple[int, ...]) -> list[Prot
     return [make_job(config, folder).protocol for config in configs]
 
 
-def candidate(protocol: Protocol, **local: float) -> Candidate:
+def candidate(protocol: Protocol, **local: object) -> Candidate:
     """Settings of a job with some changed."""
     return Candidate(protocol.options, protocol.local.model_copy(update=local), protocol.rounds)
 
@@ -219,6 +219,13 @@ def test_a_batch_that_holds_all_records_of_a_trial_and_a_part_of_the_final_runs_
     assert [one.roster[0].records for one in (trial, final)] == [160, 200]
     settings = [candidate(final, batch_size=size) for size in (160, 200)]
     found = joint_epsilon([trial], final, settings)
+    assert (found.epsilon, "depends on earlier releases" in found.reason) == (None, True)
+
+
+def test_a_pace_that_was_not_tried_changes_the_noise(tmp_path: Path):
+    """With a search that proposes trials from earlier scores, releases decide if a run has it, and so its noise and its delta."""
+    trial, final = protocols(tmp_path, SECRET, (0,))
+    found = joint_epsilon([trial], final, [candidate(final), candidate(final, pace="constant")])
     assert (found.epsilon, "depends on earlier releases" in found.reason) == (None, True)
 
 
