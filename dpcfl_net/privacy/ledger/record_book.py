@@ -221,10 +221,13 @@ class RecordBook:
             yield from wholes
 
     def _clients(self, claims: Sequence[PrivacyBudgetClaim]) -> dict[str, list[np.ndarray]]:
-        """Records of each client of each job."""
+        """Records of each client of each job; equal ones are read once."""
         found: dict[str, list[np.ndarray]] = {}
+        read: dict[str, np.ndarray] = {}
         for claim in claims:
-            found.setdefault(claim.job, []).append(self._records(claim))
+            if claim.records not in read:
+                read[claim.records] = self._records(claim)
+            found.setdefault(claim.job, []).append(read[claim.records])
         return found
 
     def _under_another_budget(
