@@ -292,7 +292,8 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     plans = [plan_events(list(plan), z, "replace-one") for plan, z, _ in charged if z is not None]
     if protocol.unprotected:
         sound, noise = algorithm.capabilities.sound_events, protocol.curator_noise_multiplier
-        plans = [] if sound is None or noise is None else [sound(noise)]
+        # Seeded noise hides nothing, whatever is released.
+        plans = [] if sound is None or noise is None or SEEDED in protocol.unprotected else [sound(noise)]
     delta = protocol.accounted_delta
 
     def spent(events: list[Event]) -> float:

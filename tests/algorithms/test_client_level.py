@@ -449,7 +449,8 @@ def printed_epsilon(z, q, rounds, delta):
 
 
 def test_what_is_published_is_said_to_be_without_a_guarantee_and_what_it_costs_is_printed_beside(tmp_path):
-    privacy = {**REPLACED, "accountant": "rdp", "epsilon": 4}
+    seeded = {**REPLACED, "accountant": "rdp", "epsilon": 4}
+    privacy = {**seeded, "noise": "os", "noise_seed": None}
     job = job_for(tmp_path / "job", {**RR, "guarantee": "paper", "labels_share": 0.4}, privacy)
     z = job.protocol.curator_noise_multiplier
     claimed = accountant.epsilon([FixedSizeGaussian(z, 6, 12, 4)], 1e-2, adjacency="replace-one", accountant="rdp")
@@ -463,6 +464,8 @@ def test_what_is_published_is_said_to_be_without_a_guarantee_and_what_it_costs_i
     assert printed_epsilon(z, 0.5, 4, 1e-2) > 4.2  # the bound that the paper prints is not the one that z was solved with
     assert "does not hold" in statement["not_covered"][0]
     assert not any(line.startswith("the other releases") for line in statement["not_covered"])  # there are none
+    without_secret = job_for(tmp_path / "seeded", {**RR, "guarantee": "paper", "labels_share": 0.4}, seeded)
+    assert replace_one_epsilon(without_secret.protocol) is None
 
 
 @pytest.mark.parametrize(
