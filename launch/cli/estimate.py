@@ -29,11 +29,11 @@ def describe(job: Job, config: Config) -> dict[str, Any]:
         config: Its configuration.
 
     Returns:
-        name, algorithm, rounds, clients, parameters, epsilon, delta, noise_multipliers, plan and server_plan (slots with their
-        number), records_per_client (smallest and largest number, if the plan depends on it; `plan` is that of the smallest),
-        of_each_client (True if the server's plan is per client), clients_away, without_clients, and cost: steps, records,
-        step_s, workers_at_a_time, wall_s, cpu_s, bytes_up, bytes_down, memory_bytes, source, and aggregators: None, or count,
-        bytes_up and bytes_down (between clients and aggregators), memory_bytes.
+        name, algorithm, rounds, clients, parameters, epsilon (None without a guarantee), unprotected (reasons why there is none), delta,
+        noise_multipliers, plan and server_plan (slots with their number), records_per_client (smallest and largest number, if the plan
+        depends on it; `plan` is that of the smallest), of_each_client (True if the server's plan is per client), clients_away,
+        without_clients, and cost: steps, records, step_s, workers_at_a_time, wall_s, cpu_s, bytes_up, bytes_down, memory_bytes, source,
+        and aggregators: None, or count, bytes_up and bytes_down (between clients and aggregators), memory_bytes.
     """
     protocol, cost = job.protocol, estimate(job.protocol)
     least, most = (
@@ -46,7 +46,8 @@ def describe(job: Job, config: Config) -> dict[str, Any]:
     noise = {round(plan.noise_multiplier, 5) for plan in noisy_plans(job.algorithm) if plan.noise_multiplier is not None}
     return {
         "name": protocol.name, "algorithm": protocol.algorithm, "rounds": protocol.rounds, "clients": cost["clients"],
-        "parameters": cost["parameters"], "epsilon": protocol.epsilon, "delta": protocol.privacy.delta,
+        "parameters": cost["parameters"], "epsilon": None if protocol.unprotected else protocol.epsilon,
+        "unprotected": list(protocol.unprotected), "delta": protocol.privacy.delta,
         "noise_multipliers": sorted(noise), "plan": _slots(plan),
         "records_per_client": [least.records, most.records] if differs else None,
         "server_plan": _slots(job.algorithm.central_plan()), "of_each_client": bool(job.algorithm.capabilities.participations),
@@ -65,10 +66,11 @@ def lines(found: dict[str, Any]) -> list[str]:
     z = ", ".join(map(str, noise)) or "none"
     if len(noise) > LISTED:
         z = f"{noise[0]} to {noise[-1]}, depending on a client's records and epsilon"
+    epsilon = f"inf ({'; '.join(found['unprotected'])})" if found["epsilon"] is None else at_most(found["epsilon"], 6)
     of_each = " of each client" if found["of_each_client"] else ""
     out = [
         f"{found['name']}: {found['algorithm']}, {found['clients']} clients, {found['rounds']} rounds, model with {found['parameters']:,} parameters",
-        f"privacy: epsilon {at_most(found['epsilon'], 6)}, delta {at_most(found['delta'], 6)}, noise multiplier {z}",
+        f"privacy: epsilon {epsilon}, delta {at_most(found['delta'], 6)}, noise multiplier {z}",
         *_slot_lines("each client may release", found["plan"]),
         *_slot_lines(f"the trusted server may publish{of_each}", found["server_plan"]),
     ]

@@ -92,8 +92,27 @@ def test_a_job_prints_its_plan_and_its_cost_and_account_finds_its_noise(capsys, 
     numbers = ["--records", 100, "--batch", 32, "--epochs", 1, "--rounds", 2]
     found = document(capsys, "account", "--epsilon", 5, "--delta", 1e-4, *numbers)
     assert (slot["rate"], slot["steps"] * slot["count"]) == (found["sampling_rate"], found["steps"])
+    assert (job["epsilon"], job["unprotected"]) == (5, [])
     assert job["noise_multipliers"] == [pytest.approx(found["noise_multiplier"], abs=1e-5)]
     assert found["epsilon_zero_out"] <= 5 < found["epsilon_replace_one"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"privacy": {"epsilon": 5, "delta": 1e-4, "noise": "seeded"}}, "noise is seeded"),
+        (
+            {"algorithm": {"name": "f-cdpfl", "clusters": 2}, "privacy": {"epsilon": 5, "delta": 1e-4}},
+            "cluster index unprotected",
+        ),
+    ],
+)
+def test_the_plan_of_a_job_without_a_guarantee_names_no_finite_epsilon(capsys, tmp_path, change, reason):
+    path = write_config(tmp_path / "c", **TINY | change)
+    job = document(capsys, "job", path, "--out", tmp_path / "job")
+    assert job["epsilon"] is None
+    assert job["unprotected"][0].startswith(reason)
+    assert f"privacy: epsilon inf ({reason}" in call(capsys, "run", path, "--dry-run").out
 
 
 def test_a_job_of_unequal_clients_says_whose_plan_it_prints(capsys, tmp_path):
