@@ -331,11 +331,12 @@ def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int
     ]
     for outcome in outcomes:
         recording = outcome.recording
-        privacy = recording.job.protocol.privacy
-        if privacy.central:
+        protocol = recording.job.protocol
+        if protocol.privacy.central:
+            promised = "no finite epsilon" if protocol.unprotected else f"epsilon {protocol.epsilon:g}"
             sentences.append(
-                f"{recording.name} promises epsilon {privacy.epsilon:g} for each {privacy.unit} against everyone except the "
-                "server, which adds the noise after it has received every update."
+                f"{recording.name} promises {promised} for each {protocol.privacy.unit} against everyone except the server, which adds "
+                "the noise after it has received every update."
             )
         if outcome.stuck:
             sentences.append(

@@ -143,6 +143,16 @@ def test_labels_are_said_to_be_read_only_where_guesses_are_not_right_as_often(tm
     assert ("more often than by chance" in " ".join(found.sentences)) is said
 
 
+@pytest.mark.parametrize(("noise", "promised"), [("os", "epsilon 8"), ("seeded", "no finite epsilon")])
+def test_a_trusted_server_with_seeded_noise_is_said_to_promise_no_epsilon(tmp_path, noise, promised):
+    make_keys(tmp_path, 24)
+    job = make_job(configuration.resolve({**RAW, "privacy": {**RAW["privacy"], "noise": noise}}), tmp_path)
+    outcome = reconstruction.ReconstructionResult(reconstruction.Recording(job, {}, noisy=False), 0.5, 0.1)
+    truth = reconstruction.Truth(load("digits"), [], [np.array([label]) for label in range(10)])
+    found = reconstruction.result([outcome], truth, list(range(10)), [], "no image was asked for")
+    assert f"raw promises {promised} for each client against everyone except the server" in " ".join(found.sentences)
+
+
 def test_runs_are_matched_by_record_whatever_their_client_ids(recorded):
     raw, noisy = (reconstruction.read_recording(recorded[name]) for name in ("raw", "noisy"))
     assert raw.job.experiment.slices != noisy.job.experiment.slices
