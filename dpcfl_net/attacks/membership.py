@@ -220,10 +220,9 @@ def replace_one_epsilon(job: Job, clients: Iterable[int]) -> float:
     Returns:
         Epsilon of the whole plan; inf if a release has no guarantee against the server.
     """
-    privacy = job.protocol.privacy
     plans = {}
     for client in clients:
         entry = job.protocol.client(client)
         events = [slot.event(entry.noise_multiplier, "replace-one") for slot in job.algorithm.plan(entry)]
         plans[repr(events)] = events
-    return max(epsilon(events, privacy.delta, "replace-one") for events in plans.values())
+    return max(epsilon(events, job.protocol.accounted_delta, "replace-one") for events in plans.values())

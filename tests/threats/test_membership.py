@@ -28,7 +28,7 @@ from dpcfl_net.attacks.membership_scores import (
 from dpcfl_net.attacks.updates import Update
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
-from dpcfl_net.experiment import config
+from dpcfl_net.experiment import config, statement
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.client import Client
 from dpcfl_net.launch.cli.commands import app
@@ -185,6 +185,16 @@ def test_membership_is_inferred_without_noise_and_stays_below_epsilon_with_it(ev
     assert found[False].auc > 0.7
     evidence.got(f"epsilon {EPSILON:g}: AUC {found[True].auc:.2f}, true positive rate {found[True].rates[0].true:.2f} at 0.1")
     evidence.control(f"DP-SGD without noise: AUC {found[False].auc:.2f}, {found[False].rates[0].true:.2f} at 0.1")
+
+
+def test_the_limit_leaves_out_the_part_of_delta_that_pays_for_cut_batches(tmp_path):
+    make_keys(tmp_path, CLIENTS)
+    paced = {
+        "local": {**FEW["local"], "pace": "constant"},
+        "privacy": {"accountant": "rdp", "epsilon": EPSILON, "delta": DELTA},
+    }
+    job = make_job(config.resolve({**SMALL, **FEW, **paced}), tmp_path)
+    assert membership.replace_one_epsilon(job, [*range(CLIENTS)]) == statement.replace_one_epsilon(job.protocol)
 
 
 @pytest.mark.parametrize("measure", ["cosine", "loss"])
