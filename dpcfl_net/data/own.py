@@ -22,7 +22,7 @@ NUMBERS = ("classes", "mean", "std")
 CLIENTS = ("train_client", "test_client")
 MOST_CLASSES = 256  # labels are kept as bytes
 _LARGEST = float(np.finfo(np.float32).max)
-READERS = 2  # raised when a reader of files makes other records of the same files: they are read again
+READERS = 3  # raised when a reader of files makes other records of the same files: they are read again
 
 
 @dataclass(frozen=True)

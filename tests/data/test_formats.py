@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -338,3 +339,30 @@ def test_saved_hugging_face_sets_are_read(tmp_path):
         read("huggingface", "vectors", tmp_path, columns={"x": "image"})
     with pytest.raises(ConfigError, match="not a folder that save_to_disk wrote"):
         read("huggingface", ".", tmp_path)
+
+
+class SavedTable:
+    """The part of a saved Hugging Face data set that is read; its numpy format keeps text as objects, with None for a missing value."""
+
+    def __init__(self, columns):
+        self.columns = {name: np.array(values) for name, values in columns.items()}
+        self.column_names, self.features = list(columns), dict.fromkeys(columns)
+
+    def __len__(self):
+        return len(self.columns["y"])
+
+    def with_format(self, kind):
+        return self.columns
+
+
+def test_a_missing_client_of_a_saved_hugging_face_set_is_no_client(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    given = {"x": np.ones((6, 3)), "y": [0, 1] * 3, "client": np.array(["a", None, "b"] * 2, object)}
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: SavedTable(given)))
+    with pytest.raises(
+        ConfigError, match="2 of 6 records have an empty name of their client, the first is record 1, counted from 0"
+    ):
+        read("huggingface", "set", tmp_path, classes=2)
+    given["client"] = np.array(["a", "a", "b"] * 2, object)
+    images = read("huggingface", "set", tmp_path, classes=2, test_fraction=0.4)
+    assert {*images.owners[0].tolist(), *images.owners[1].tolist()} == {0, 1}

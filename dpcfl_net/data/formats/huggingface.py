@@ -62,7 +62,8 @@ def _table(path: Path, rows: Any, files: FileSource) -> Table:
     named = columns.client or ("client" if "client" in has else None)
     owners = None if named is None else np.asarray(rows.with_format("numpy")[named][:])
     if owners is not None and owners.dtype == object:
-        owners = owners.astype(str)
+        # A missing name would become a client "None"; an empty one is refused.
+        owners = np.array(["" if name is None else str(name) for name in owners])
     classes = getattr(rows.features[columns.y], "num_classes", None)
     return Table(_records(path, rows, files), labels, owners, classes)
 
