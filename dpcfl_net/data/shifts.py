@@ -86,11 +86,11 @@ def most_clusters(shifts: Sequence[str], classes: int = PERIODS["label-flip"]) -
     """
     if not shifts:
         return None
-    found = [GRADES[name] for name in shifts if name in GRADES]
     periods = [classes if name == "label-flip" else PERIODS[name] for name in shifts if name in PERIODS]
     if "label-permutation" in shifts:
         return None
-    return max([*found, math.lcm(*periods)] if periods else found)
+    # From the last grade on only the periods tell clusters apart: the first repetition is one period later.
+    return max((GRADES[name] for name in shifts if name in GRADES), default=1) - 1 + math.lcm(*periods)
 
 
 def problems(shifts: Sequence[str], clusters: int, shape: tuple[int, ...], classes: int) -> list[str]:
