@@ -41,6 +41,10 @@ WITHOUT_LABELS = (
     "clients are sampled whether they are there or not; one without an answer gets a noisy label of no cluster, counts in the "
     "cluster of that label, and adds nothing to its sum"
 )
+WITHOUT_VECTORS = (
+    "the secure sum of updates and counts is over the clients whose masked vector arrived; with fewer than the threshold it is "
+    "aborted, and the models stay"
+)
 
 
 class RRCluster(PublicLabels):
@@ -355,8 +359,10 @@ def _sent_raw(options: RROptions) -> tuple[str, ...]:
 
 def _without_clients(options: Any, able: Capabilities, setting: Setting) -> str:
     """Describe how a round treats missing clients."""
-    if setting.privacy.secure or options.clusters == 1:
+    if options.clusters == 1:
         return able.without_clients
+    if setting.privacy.secure:
+        return WITHOUT_VECTORS
     if options.labels_are_public:
         return PUBLIC
     return WITHOUT_COUNTS if options.guarantee == "expected" else WITHOUT_LABELS

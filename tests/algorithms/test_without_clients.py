@@ -101,6 +101,24 @@ def test_with_secure_sums_the_sentence_also_says_when_a_sum_is_aborted(tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("options", "divided"),
+    [({"name": "dp-fedavg"}, True), ({"name": "dp-fedprox"}, True), ({"name": "rr-cluster", "clusters": 1}, True),
+     ({"name": "rr-cluster", "clusters": 2, "min_cluster_size": 1}, False)],
+)  # fmt: skip
+def test_with_secure_sums_of_whole_clients_the_sentence_says_what_the_sum_is_divided_by(tmp_path, options, divided):
+    more = {"guarantee": "expected"} if options["name"] == "rr-cluster" else {}
+    algorithm = secure_runs.make(tmp_path, {**options, **more, "sampling_rate": 0.5}).algorithm
+    said = algorithm.capabilities.without_clients
+    assert f"| {said} |" in (ROOT / "docs/how-to/processes.md").read_text()
+    assert ("divided by their expected number" in said) == divided
+    if options["name"] == "rr-cluster":  # with several clusters it is divided by the counts that the sum holds
+        k = options["clusters"]
+        released = {"sums": np.ones((k, 3)), "counts": np.full(k, 4.0)}
+        small, large = (algorithm.means(released, clients)[0] for clients in (4.0, 8.0))
+        assert (not np.array_equal(small, large)) == divided
+
+
+@pytest.mark.parametrize(
     ("algorithm", "phases"),
     [
         ({"name": "dp-ifca"}, ["window", "frozen", "frozen", "frozen"]),
