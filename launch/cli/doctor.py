@@ -342,7 +342,7 @@ def durable() -> Finding:
     except OSError as error:
         found = f"cannot write in {Path.cwd()}: {reason(error)}"
         return Finding("disk", "fails", found, "start commands in another folder, or give --out DIR")
-    found = f"an fsync in {Path.cwd()} takes {1000 * took:.1f} ms; a client needs about six per round"
+    found = f"an fsync in {Path.cwd()} takes {1000 * took:.1f} ms; a client needs two for each task"
     if took > 0.1:
         return Finding("disk", "note", found, "put run folders on a local disk: --out DIR")
     return Finding("disk", "good", found)
