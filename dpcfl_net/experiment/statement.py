@@ -33,7 +33,7 @@ NO_DEADLINE = (
 LATE = "tasks that take longer than local.deadline_s, {:g} s: their answers leave at a later multiple of it, which shows some of the time"
 ROUND_TIMES = {
     "poisson": "duration of rounds, and whether a round reaches its quorum: both depend on how many clients a round samples and on which, and "
-    "who knows the numbers of all rounds learns more than epsilon allows",
+    "anyone who knows the numbers of all rounds learns more than epsilon allows",
     "fixed": "duration of rounds, and whether a round reaches its quorum: both depend on which clients a round samples",
 }
 SAMPLES_SHOW = {
@@ -267,7 +267,8 @@ def tuning_sentence(tuning: Tuning, algorithm: str) -> str:
         "" if len(tuning.seeds) == 1 else ", others with each seed"
     )
     others = len(tuning.algorithms) - 1
-    beside = f", and as many of each of {others} other algorithms" if others else ""
+    each = "one other algorithm" if others == 1 else f"each of {others} other algorithms"
+    beside = f", and as many of {each}" if others else ""
     return (
         f"{SEARCH}: {tuning.trials} trials of {algorithm}{seeds} on the same records{beside} ({tuning.search} search over {settings}); "
         "epsilon is that of this run alone, and the releases of every trial add to it. The best trial was chosen by "

@@ -122,7 +122,7 @@ def test_the_statement_of_a_final_run_names_the_search_and_what_no_epsilon_cover
     (said,) = [text for text in not_covered if text.startswith("hyper-parameter search")]
     for words in (
         "2 trials of global",
-        "as many of each of 1 other",
+        "as many of one other algorithm",
         "grid search over local.lr of 0.001, 0.5",
         "without noise",
     ):
