@@ -106,7 +106,9 @@ def check_options(on: str, resources: Resources, *, collect: bool, dry_run: bool
     if resources.gpus and on == "local" and not collect:
         problems.append("--gpus: only with --on slurm or ray; on this machine runtime.device chooses")
     if dry_run and (collect or on == "ray"):
-        problems.append("--dry-run: not with --collect or --on ray, which start no SLURM job")
+        problems.append(
+            "--dry-run: not with --collect or --on ray; --on local lists the runs, --on slurm prints the batch script"
+        )
     if problems:
         raise ConfigError(problems)
 

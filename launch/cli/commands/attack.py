@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def nan_oracle(folder: RunFolder, as_json: AsJson = False) -> None:
     """Infer whether a known record is in a batch.
 
-    It only uses which updates are finite. It needs a run of threats/nan_oracle.
+    It uses only which updates are finite. It needs a run of threats/nan_oracle.
     """
     with _running():
         from dpcfl_net.attacks import nan_oracle

@@ -95,7 +95,7 @@ def coordinator(
 
 def aggregator(
     protocol: ProtocolFile,
-    number: Annotated[int, typer.Option(min=0, max=MOST_AGGREGATORS - 1, help="number of this aggregator in the job, from 0")],
+    number: Annotated[int, typer.Option(min=0, max=MOST_AGGREGATORS - 1, help="number of this aggregator in the job")],
     bind: Annotated[str, typer.Option(callback=address, help="address to listen on, for example tcp://0.0.0.0:5702")],
     connect: Annotated[str, typer.Option(callback=address, help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder in which aggregator_NNNN/ has its key pair")],
@@ -145,7 +145,10 @@ def worker(
     ] = None,
     max_delta: Annotated[
         float | None,
-        typer.Option(callback=delta, help="refuse jobs above this delta (default: 1 / number of records of this client)"),
+        typer.Option(
+            callback=delta,
+            help="refuse jobs above this delta (default: 1 / number of this client's records, or of clients if they are the unit)",
+        ),
     ] = None,
     protected_only: Annotated[
         bool,

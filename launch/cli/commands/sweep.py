@@ -49,7 +49,10 @@ def sweep(
         bool, typer.Option("--collect", help="print the state of all cells and write the report; start nothing")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="list the runs and which are finished, or print the SLURM script; start nothing")
+        bool,
+        typer.Option(
+            "--dry-run", help="local: list the runs and which are finished; slurm: print the batch script; start nothing"
+        ),
     ] = False,
     cpus: Annotated[int, typer.Option(min=1, max=10_000, help="slurm, ray: CPUs of each cell")] = 1,
     gpus: Annotated[int, typer.Option(min=0, max=10_000, help="slurm, ray: GPUs of each cell")] = 0,
