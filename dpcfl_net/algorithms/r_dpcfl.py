@@ -30,7 +30,7 @@ WITHOUT_CLIENTS = (
     "window; the mean of a cluster is over its clients that answered; a cluster without an answer keeps its "
     "model"
 )
-JOINING = "a client that is away from the window to its end by schedule chooses privately in its next round"
+JOINING = "a client that is away in the whole window by schedule chooses privately in its first round after it"
 NOT_JOINING = (
     "one that missed the first round and has not chosen before the first secure sum keeps the cluster that was drawn for it last, "
     "or without a draw is in the first one"

@@ -19,8 +19,8 @@ from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelecti
 
 NOISE = "noise_multiplier"
 RANGES = (
-    "each BoundedRangeSelection has the given range under replace-one: a choice by counts of records has twice its range under zero-out, "
-    "and the accountant doubles sensitivities of Gaussians only"
+    "the range of each BoundedRangeSelection is that under replace-one: for a choice by counts of records it is twice its range under "
+    "zero-out, and the accountant doubles sensitivities of Gaussians only"
 )
 
 
