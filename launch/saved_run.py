@@ -89,7 +89,7 @@ def _lost_options(document: Mapping[str, Any]) -> list[str]:
     except ConfigError:  # there is no such algorithm any more, which the error of the configuration says
         return []
     return [
-        f"{name} has no option {option!r} now, with which this run started: give it back, or say its present name in the algorithm's Options, "
+        f"{name} has no option {option!r} now, with which this run started: restore it, or state its present name in the algorithm's Options, "
         f"as earlier_names = {{{option!r}: 'PRESENT_NAME'}}"
         for option in lost
     ]

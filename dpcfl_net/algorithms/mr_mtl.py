@@ -72,7 +72,9 @@ class MRMTL(Algorithm):
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems = []
         if options.lam * setting.local.lr >= 2:
-            problems.append(f"algorithm.lam is {options.lam}: times local.lr it must be below 2, or training diverges")
+            problems.append(
+                f"algorithm.lam is {options.lam}: local.lr times algorithm.lam must be below 2, or training diverges"
+            )
         if options.lam and setting.upload.form == "top-k" and not setting.upload.error_feedback:
             why = "clients keep all of an update, so that the server's mean would not be that of their models"
             problems.append(f"communication.up.error_feedback is false: must be true for mr-mtl with form top-k, since {why}")

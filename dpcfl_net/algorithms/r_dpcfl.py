@@ -73,7 +73,8 @@ class Clustering(Options):
     space: mixture.Space = Field(default="spectral", description="space in which the mixture is fitted")
     sample: int = Field(
         default=2_000, ge=2, le=20_000,
-        description="above this number of clients the mixture is fitted to a random sample of so many updates; the others follow",
+        description="largest number of updates to which the mixture is fitted; with more clients: a random sample of this size, and the other "
+        "clients are assigned to its clusters",
     )  # fmt: skip
 
 

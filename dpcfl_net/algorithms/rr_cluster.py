@@ -38,7 +38,7 @@ WITHOUT_COUNTS = (
     "cluster without an answer moves by noise"
 )
 WITHOUT_LABELS = (
-    "clients are sampled whether they are there or not; one without an answer gets a noisy label of no cluster, counts in the "
+    "clients are sampled whether they are there or not; one without an answer gets a label at random, counts in the "
     "cluster of that label, and adds nothing to its sum"
 )
 WITHOUT_VECTORS = (

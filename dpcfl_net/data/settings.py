@@ -85,8 +85,8 @@ class DataSettings(FrozenModel):
         None,
         ge=1,
         le=MOST_RECORDS,
-        description="public test set of so many records of the data set's test split, which no client holds; the observer "
-        "evaluates every client's model on it, never the server; null: none",
+        description="number of records of a public test set, taken from the data set's test split, which no client holds; the "
+        "observer evaluates every client's model on it, never the server; null: none",
     )
     noise: float | None = Field(
         None, ge=0, le=1e6, allow_inf_nan=False,

@@ -80,7 +80,9 @@ class AvailabilitySettings(StrictModel):
         ]
         for client, spans in self.clients.items():
             if not spans:
-                found.append(f"availability.clients.{client} is []: must be at least one span; every client takes part once")
+                found.append(
+                    f"availability.clients.{client} is []: must be at least one span; every client takes part at least once"
+                )
             found += [
                 f"availability.clients.{client} holds {span}: must be 1 <= from_round <= to_round <= {rounds}"
                 for span in spans

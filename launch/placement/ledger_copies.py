@@ -119,5 +119,5 @@ def _rolled_back(client: int) -> LedgerError:
     return LedgerError(
         "ledger-rolled-back",
         f"the ledger of client {client} lacks lines that were copied from it before: it was removed or replaced by an older copy, "
-        "and would allow to spend a part of the budget twice",
+        "and a part of the budget could be spent twice",
     )

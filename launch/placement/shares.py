@@ -36,7 +36,7 @@ def share_processes(processes: int, shares: Sequence[int]) -> list[int]:
         ConfigError: If there are more hosts than processes.
     """
     if processes < len(shares):
-        raise ConfigError(f"{len(shares)} hosts for {processes} worker processes: with --tree each host runs one at least")
+        raise ConfigError(f"{len(shares)} hosts for {processes} worker processes: with --tree each host runs at least one")
     counts = [1] * len(shares)
     for _ in range(processes - len(shares)):
         counts[min(range(len(shares)), key=lambda k: ((counts[k] + 1) / shares[k], k))] += 1

@@ -712,7 +712,7 @@ def test_a_run_whose_algorithm_renamed_an_option_needs_its_earlier_name(module, 
     with pytest.raises(ConfigError) as caught:
         dpcfl.resume(stopped.path, progress=False)
     assert caught.value.problems == [
-        f"{stopped.path / 'config.yaml'}: own_rounds:Damped has no option 'share' now, with which this run started: give it back, or say "
+        f"{stopped.path / 'config.yaml'}: own_rounds:Damped has no option 'share' now, with which this run started: restore it, or state "
         "its present name in the algorithm's Options, as earlier_names = {'share': 'PRESENT_NAME'}"
     ]
     module("own_rounds", renamed.replace("        portion", "        earlier_names = {'share': 'portion'}\n        portion"))
