@@ -166,8 +166,7 @@ class State:
         memory: Further state of the algorithm: msgpack-able scalars, lists, dicts with string keys, numpy arrays.
         diagnostics: Values for logs and the report, computed from data that the server may see. A word or number per round, a
             list with a number per cluster or per client, or a mapping of arrays (written once, as NAME.npz). Names are
-            shown as they are. `sizes`, the clients per cluster, has a default, and with one cluster so has `phase`, the word for
-            the round.
+            shown unchanged. `sizes` (clients per cluster) and, with one cluster, `phase` (a word for the round) have defaults.
     """
 
     models: np.ndarray

@@ -367,7 +367,7 @@ class Federation(ABC):
             work: The task.
 
         Raises:
-            RunFailed: If the clients connect to aggregators, which pass on calls alone, or if `work` is no task of one of them.
+            RunFailed: If the clients connect to aggregators, which only pass on calls, or if `work` is no task for a client.
         """
         if problem := work_problem(work, self.clients):
             raise RunFailed(f"round {self.round}: {problem}")
@@ -402,7 +402,7 @@ class Federation(ABC):
             The outcomes in client order, so that the sum of their updates does not depend on the order of arrival.
 
         Raises:
-            RunFailed: If fewer of them than the quorum are answers, where one that a crash lost counts; also as `submit`.
+            RunFailed: If fewer outcomes than the quorum are answers (an answer that a crash lost counts); also as `submit`.
         """
         if self.counts.round != self.round:  # before the wait, in which late answers arrive
             self.counts = RoundCounts(self.round)

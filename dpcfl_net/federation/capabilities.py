@@ -86,8 +86,8 @@ class Capabilities:
         holds_state: True if a client's release depends on earlier rounds in which it took part.
         personal: True if clients have personal models, `me.state["model"]`, which only they can evaluate.
         max_models: Most models in one task.
-        least_models: Fewest models in one task: a step may rely on them. One that fails with fewer would end its client, and in a
-            secure sum only if its secret coin says in.
+        least_models: Fewest models in one task, on which a step may rely. With fewer models a step may fail and end its client, in a
+            secure sum only if the client's secret coin is in.
         sent_models: Of plain SGD: models in a task with an update, on average over the run; None: `max_models`.
         published_models: Most rows of `State.models`.
         model_per_client: True if row i of `State.models` is the model of client i, for any cluster.

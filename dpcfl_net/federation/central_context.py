@@ -242,7 +242,7 @@ class CentralContext:
             release: What the step returned.
 
         Returns:
-            A sentence; empty if it can.
+            A sentence; empty if an audit can read it.
         """
         clip = self._fed.protocol.local.clip
         for used, noisy in self._totals:

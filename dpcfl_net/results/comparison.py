@@ -28,7 +28,7 @@ class Comparison:
         results: The runs, each once.
         marked: Runs that are not comparable with the others, each with the differences. Runs with different values of a swept
             setting of privacy or data are not compared with each other.
-        target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
+        target: Mean accuracy up to which rounds and seconds are counted; None: one that all runs reached.
     """
 
     results: tuple[Result, ...]
@@ -45,7 +45,7 @@ class Comparison:
             folders: Run folders, and folders of sweeps for all their finished runs; a run that several sweeps share counts once.
             force: Keep runs whose privacy or data differ, with a mark.
             fairness: Add F_acc and F_loss; trains models without privacy unless this host has them cached.
-            target: Mean accuracy in (0, 1] whose first reaching is timed; None: one that all runs reached.
+            target: Mean accuracy in (0, 1] up to which rounds and seconds are counted; None: one that all runs reached.
 
         Returns:
             The comparison.

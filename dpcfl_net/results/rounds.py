@@ -32,7 +32,7 @@ class RoundMetrics:
         assignment: Cluster of each client at the server; None for a client without one.
         clusters: Number of clusters that the server keeps.
         ari: Adjusted Rand index of the server's clusters against the true ones.
-        epsilon_spent: Largest epsilon that a client has spent, None if one has no finite one; not computed in every round, but always
+        epsilon_spent: Largest epsilon that a client has spent, None if one is infinite; not computed in every round, but always
             at the end.
         missing: Clients that did not answer in time.
         late: Clients whose answer to an earlier round arrived in this round.

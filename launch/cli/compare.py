@@ -55,7 +55,7 @@ def compare_runs(
         csv: File for one line per run.
         page: HTML file for plots and table.
         fairness: Add F_acc and F_loss.
-        target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
+        target: Mean accuracy up to which rounds and seconds are counted; None: one that all runs reached.
         form: How to print the table. With latex, csv and json the table alone goes to standard output, the rest to standard error.
 
     Raises:
