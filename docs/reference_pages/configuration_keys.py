@@ -63,7 +63,7 @@ def page() -> str:
 
 def _algorithm_row() -> tuple[str, ...]:
     """Describe `algorithm`, whose content depends on its name."""
-    meaning = "name, or your own: package.module:Class; and the [options](#options-of-algorithms) of that algorithm"
+    meaning = "name (or your own: package.module:Class) and [options](#options-of-algorithms)"
     return (code("algorithm"), "mapping or text", "required", "", f"{meaning}; or the name alone")
 
 

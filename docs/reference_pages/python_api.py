@@ -18,8 +18,9 @@ After this page you know every public name of `import dpcfl_net as dpcfl`: its a
 [Python](../how-to/python.md) shows them at work.
 """
 PARTS: dict[str, tuple[str, ...]] = {
-    "Functions": ("load", "run", "resume", "open_run", "sweep", "compare", "account"),
-    "Results": ("Run", "RoundMetrics", "SweepResult", "Comparison", "Config"),
+    "Functions": ("load", "run", "resume", "open_run", "sweep", "tune", "compare", "account"),
+    "Results": ("Run", "RoundMetrics", "SweepResult", "TuneOptions", "TuneResult", "Comparison", "Config"),
+    "Trackers": ("Tracker", "TensorBoard", "MLflow", "WandB"),
     "Errors": ("DpcflError", "ConfigError", "DataMissing", "Refused", "LedgerError", "RunFailed", "StopRun"),
     "To write an algorithm": (
         "Algorithm", "Options", "on_client", "on_central_server", "Client", "CentralContext", "ClippedSums", "Federation", "Results",

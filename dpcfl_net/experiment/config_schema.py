@@ -291,7 +291,10 @@ class RuntimeSettings(Section):
 class OutputSettings(Section):
     """The `output` section."""
 
-    transcript: Mode = Field(default="headers", description="content of the server's transcript")
+    transcript: Mode = Field(
+        default="headers",
+        description="the server's record of its messages: off: none; headers: without tensors; full: with tensors",
+    )
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="number of newest checkpoints to keep")
     evaluate_every: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] | Literal["auto"] = Field(
         default=1,
