@@ -10,17 +10,13 @@ import typer
 from dpcfl_net.launch.cli.commands import completion
 from dpcfl_net.launch.cli.commands.parameters import (
     NO_CONFIG,
-    Account,
     AsJson,
     LogLevel,
-    Memory,
     OptionalConfig,
     Out,
     Overrides,
-    Partition,
     Quiet,
     Resume,
-    SlurmOptions,
 )  # fmt: skip
 
 
@@ -55,14 +51,19 @@ def launch(
         typer.Option("--dry-run", help="contact the hosts, check their GPUs, and print which client runs where; start nothing"),
     ] = False,
     sbatch: Annotated[Path | None, typer.Option(help="slurm: write a batch script to this file, start nothing")] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: nodes")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: number of nodes")] = 1,
     cpus: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: CPUs of each node")] = 1,
     gpus: Annotated[int, typer.Option(min=0, max=10_000, help="--sbatch: GPUs of each node")] = 0,
     time: Annotated[str, typer.Option(help="--sbatch: time limit in SLURM's format, above 2 minutes")] = "1:00:00",
-    memory: Memory = None,
-    partition: Partition = None,
-    account: Account = None,
-    slurm: SlurmOptions = None,
+    memory: Annotated[
+        str | None, typer.Option(help="--sbatch: memory of each node, for example 4G (default: no request)")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="--sbatch: partition (default: the cluster's)")] = None,
+    account: Annotated[str | None, typer.Option(help="--sbatch: account (default: the user's)")] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option("--slurm", metavar="KEY=VALUE", help="--sbatch: a further option of sbatch; repeatable"),
+    ] = None,
     requeue: Annotated[
         bool,
         typer.Option("--requeue", help="slurm, in a batch job: requeue the job when it is interrupted, then resume its run"),

@@ -124,9 +124,3 @@ Track = Annotated[
     typer.Option(help="also send the rounds to tensorboard:FOLDER, mlflow:URI or wandb:PROJECT; may be repeated"),
 ]
 DataRoot = Annotated[Path | None, typer.Option(help="folder of the data sets (default: that of the run)")]
-Memory = Annotated[str | None, typer.Option(help="slurm, ray: memory of each job, for example 4G (default: no request)")]
-Partition = Annotated[str | None, typer.Option(help="slurm: partition (default: the cluster's)")]
-Account = Annotated[str | None, typer.Option(help="slurm: account (default: the user's)")]
-SlurmOptions = Annotated[
-    list[str] | None, typer.Option("--slurm", metavar="KEY=VALUE", help="slurm: a further option of sbatch; repeatable")
-]

@@ -10,14 +10,10 @@ import typer
 from dpcfl_net.launch.cli.commands import completion
 from dpcfl_net.launch.cli.commands.parameters import (
     MOST_CELLS,
-    Account,
     AsJson,
     Config,
     LogLevel,
-    Memory,
-    Partition,
     Quiet,
-    SlurmOptions,
 )
 
 
@@ -56,11 +52,16 @@ def sweep(
     ] = False,
     cpus: Annotated[int, typer.Option(min=1, max=10_000, help="slurm, ray: CPUs of each cell")] = 1,
     gpus: Annotated[int, typer.Option(min=0, max=10_000, help="slurm, ray: GPUs of each cell")] = 0,
-    memory: Memory = None,
+    memory: Annotated[
+        str | None, typer.Option(help="slurm, ray: memory of each cell, for example 4G (default: no request)")
+    ] = None,
     time: Annotated[str, typer.Option(help="slurm: time limit of each cell; an interrupted cell is requeued")] = "1:00:00",
-    partition: Partition = None,
-    account: Account = None,
-    slurm: SlurmOptions = None,
+    partition: Annotated[str | None, typer.Option(help="slurm: partition (default: the cluster's)")] = None,
+    account: Annotated[str | None, typer.Option(help="slurm: account (default: the user's)")] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option("--slurm", metavar="KEY=VALUE", help="slurm: a further option of sbatch; repeatable"),
+    ] = None,
     as_json: AsJson = False,
     log_level: LogLevel = None,
     quiet: Quiet = False,
