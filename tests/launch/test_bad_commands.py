@@ -367,6 +367,7 @@ NAMES: list[Case] = [
     ("launch {config} --on slurm --dry-run", 2, ["--on slurm works inside an allocation"]),
     ("coordinator {protocol}", 2, ["Missing option"]),
     ("bench flying", 2, ["unknown benchmark 'flying'", "must be one of dpsgd, resnet", "all, live, gpu"]),
+    ("bench gpu --quick --markdown {base}/tables.md", 2, ["--quick, --markdown: only for rows"]),
     ("bench dpsgd --against jax", 2, ["--against is 'jax'", "opacus, flower, pfl, sklearn, grpc"]),
     ("reproduce", 2, ["give one or more figures"]),
     ("reproduce r-dpcfl/fgi3", 2, ["unknown figure 'r-dpcfl/fgi3'", "did you mean 'r-dpcfl/fig3'?"]),

@@ -68,6 +68,9 @@ def bench(
     if what not in names:
         raise ConfigError(f"unknown benchmark {what!r}: must be one of {', '.join(names)}")
     if what in RUNS:
+        of_rows = {"--against": against, "--repeats": repeats, "--quick": quick, "--markdown": markdown}
+        if given := [name for name, value in of_rows.items() if value]:
+            raise ConfigError(f"{', '.join(given)}: only for rows, not for {what}")
         with messages_to_stderr(as_json) as stdout:
             live = what == "live"
             found = bench_live.live(clients, sampled, group=per_worker) if live else bench_gpu.gpu(slots_per_gpu)
