@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from scipy.special import log_ndtr
 from dpcfl_net.attacks.conformance import accounting, canary, chances, clipping, kit, noise, page, vectors
 from dpcfl_net.attacks.conformance.claim import Claim, read_claim
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.launch.cli import steps
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 
@@ -369,6 +371,27 @@ def test_answers_of_another_accountant_are_judged_by_bounds(capsys, tmp_path):
     path.write_text(json.dumps({**document, "vectors": [{**entry, "delta": 2, "epsilon": 1}]}))
     done = call(capsys, "conformance", "--accounting", path)
     assert (done.code, "delta must lie strictly between 0 and 1, got 2" in done.err) == (2, True)
+
+
+def test_vectors_are_computed_below_a_clock_and_told_as_one_json_document(capsys, monkeypatch, tmp_path):
+    vector = next(each for each in vectors.reference() if each.name == "one Gaussian")
+    monkeypatch.setattr(vectors, "reference", lambda: [vector])
+    shown: list[bool] = []
+
+    @contextmanager
+    def computing(what: str) -> Iterator[None]:
+        shown.append(True)
+        yield
+        shown.pop()
+
+    def bounds(self: vectors.Vector) -> tuple[float, float]:
+        assert shown  # this is what takes the time
+        return 1.0, 2.0
+
+    monkeypatch.setattr(steps, "computing", computing)
+    monkeypatch.setattr(vectors.Vector, "bounds", bounds)
+    done = call(capsys, "conformance", "--vectors", tmp_path / "vectors.json", "--json")
+    assert (done.code, json.loads(done.out)) == (0, {"file": str(tmp_path / "vectors.json"), "vectors": 1})
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def conformance(
     if adapter is None and (quick or calls is not None or seed is not None or page is not None):
         raise ConfigError("--quick, --calls, --seed and --page are for a FUNCTION and its CLAIM")
     if vectors is not None:
-        _write_vectors(vectors)
+        _write_vectors(vectors, as_json)
     elif accounting is not None:
         _judge_vectors(accounting, as_json)
     elif adapter is not None and claim is not None:
@@ -99,15 +99,20 @@ def _check(adapter: str, claim: Path, options: Options, as_json: bool, page: Pat
     raise typer.Exit(report.exit_code)
 
 
-def _write_vectors(path: Path) -> None:
+def _write_vectors(path: Path, as_json: bool) -> None:
     from dpcfl_net.attacks.conformance.vectors import document, reference
     from dpcfl_net.core.files import write_text
+    from dpcfl_net.launch.cli.json_output import print_json
     from dpcfl_net.launch.cli.steps import computing
 
     with computing("computing bounds"):
-        vectors = reference()
-    write_text(path, json.dumps(document(vectors), indent=1) + "\n")
-    typer.echo(f'{path}: {len(vectors)} vectors. Fill in each "epsilon", then: dpcfl conformance --accounting {path}')
+        found = document(reference())
+    count = len(found["vectors"])
+    write_text(path, json.dumps(found, indent=1) + "\n")
+    if as_json:
+        print_json({"file": str(path), "vectors": count})
+    else:
+        typer.echo(f'{path}: {count} vectors. Fill in each "epsilon", then: dpcfl conformance --accounting {path}')
 
 
 def _judge_vectors(path: Path, as_json: bool) -> None:
