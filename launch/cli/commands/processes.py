@@ -24,7 +24,7 @@ ProtocolFile = Annotated[Path, typer.Argument(metavar="PROTOCOL", help="protocol
 JobFolder = Annotated[Path, typer.Argument(metavar="JOB", help="folder with both parts of the job")]
 OperatorKey = Annotated[Path, typer.Option(help="the operator's public key file")]
 ObserverAddress = Annotated[str | None, typer.Option(callback=address, help="address of the observer")]
-DataRoot = Annotated[str | None, typer.Option(help="folder of the data sets")]
+DataRoot = Annotated[str | None, typer.Option(help="folder of the data sets (default: DPCFL_DATA, or the cache folder)")]
 RoundTimeout = Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")]
 JoinTimeout = Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")]
 OrphanTimeout = Annotated[float, typer.Option(callback=seconds, help="exit after this many seconds without a coordinator")]
@@ -128,12 +128,12 @@ def worker(
     keys: Annotated[Path, typer.Option(help="folder in which client_NNNN/ has its key pair")],
     operator_key: OperatorKey,
     observer: ObserverAddress = None,
-    ledgers: Annotated[Path, typer.Option(help="folder of this client's ledger")] = Path("ledgers"),
+    ledgers: Annotated[Path, typer.Option(help="folder in which client_NNNN/ is this client's ledger")] = Path("ledgers"),
     book: Annotated[
         Path | None, typer.Option(help="folder of the record book; jobs without ledger.scope dataset are then refused")
     ] = None,
     budget_epsilon: Annotated[
-        float | None, typer.Option(callback=epsilon, help="largest total epsilon per record over all runs")
+        float | None, typer.Option(callback=epsilon, help="largest epsilon of all runs on a record together")
     ] = None,
     budget_delta: Annotated[float | None, typer.Option(callback=delta, help="delta of --budget-epsilon")] = None,
     max_epsilon: Annotated[
