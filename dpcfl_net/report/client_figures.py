@@ -61,7 +61,7 @@ def accuracy_by_client(view: RunView, alone: Mapping[int, float] | None = None) 
             "y": [client_name(view, client) for client in worse], "marker": {"size": 18, "color": "@alert", "symbol": "circle-open"},
             "hovertemplate": "client %{y}: worse than alone<extra></extra>",
         })  # fmt: skip
-    caption = f"After round {max(view.observed)}, on each client's own test data. {_part(view, shown)}"
+    caption = f"After round {max(view.observed)}, on each client's own {view.evaluated} data. {_part(view, shown)}"
     caption += f"Less accurate than alone: {len(worse)} of {len(shown)} clients. " if alone else ""
     caption += "Their names: dpcfl clients RUN." if view.named_clients else ""
     layout = {
@@ -105,7 +105,7 @@ def accuracy_of_clients_by_round(view: RunView) -> Figure:
 def _quantiles(view: RunView, rounds: list[int], every: int) -> Figure:
     rows = {at: [_percent([value], 0) for value in numbers(view.observed[at], "accuracy_by_client")] for at in rounds}
     sampled = f" Every {every} rounds." if every > 1 else ""
-    caption = f"Of {len(_last(view)):,} clients, on each client's own test data.{sampled}"
+    caption = f"Of {len(_last(view)):,} clients, on each client's own {view.evaluated} data.{sampled}"
     layout = {"xaxis": axis("round"), "yaxis": axis("accuracy, %")}
     return Figure(
         "clients-rounds", "Accuracy of the clients by round", caption, spec(quantile_lines(rows, "{:.1f} %"), 320, **layout)

@@ -143,7 +143,7 @@ def client_name(view: RunView, client: int) -> str:
 
 
 def accuracy(view: RunView) -> Figure:
-    """Test accuracy of each true cluster, the mean and the worst client, by round."""
+    """Accuracy of each true cluster, the mean and the worst client, by round."""
     title, rounds = "Accuracy by round", sorted(view.observed)
     if not rounds:
         return Figure("accuracy", title, why="the observer has written no accuracy yet")
@@ -163,7 +163,7 @@ def accuracy(view: RunView) -> Figure:
     if not shown:
         return Figure("accuracy", title, why="no line of the observer holds an accuracy")
     low, high = max(0, min(shown) - 4), min(100, max(shown) + 4)
-    sets = "each client's own test data, and on the central test set" if central else "each client's own test data"
+    sets = f"each client's own {view.evaluated} data" + (", and on the central test set" if central else "")
     caption = f"On {sets}, measured by the observer. The server never sees this."
     layout = {"xaxis": axis("round"), "yaxis": axis("accuracy, %", range=[low, high])}
     return Figure("accuracy", title, caption, spec(data, 380, **layout))

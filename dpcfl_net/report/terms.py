@@ -26,7 +26,7 @@ TERMS = {
     "Top_mass": "Probability that the first client drawn is one of the five likeliest.",
     "Survivors": "Clients whose answers are in the last secure sum.",
     "Unverified": "Clients that may resemble no other: noise may hide a distance as large as that between the closest clusters.",
-    "Worst client": "Lowest test accuracy of a client.",
+    "Worst client": "Lowest accuracy of a client.",
     "Central test set": "Accuracy on public test records that no client holds, as a mean over the clients' models.",
 }
 WORD = re.compile(r"\b(MSS|MPO|ARI)\b")

@@ -31,7 +31,8 @@ class ClientSummary:
         train_records: Training records.
         validation_records: Validation records.
         test_records: Test records.
-        accuracy: Share of its test records that its model classified correctly at the last evaluation; None without one.
+        accuracy: Share of its evaluated records that its model classified correctly at the last evaluation: its test records, or with
+            `data.evaluate: validation` its validation records; None without one.
         epsilon_spent: Epsilon spent so far; None without a guarantee, or if its ledger is elsewhere.
     """
 
@@ -91,7 +92,7 @@ def client_table(summaries: Sequence[ClientSummary]) -> Table:
     kinds = "training, validation and test" if any(one.validation_records for one in summaries) else "training and test"
     said = [f"{kinds}: records"]
     said += ["cluster: the server's"] if any(one.cluster is not None for one in summaries) else []
-    said += ["accuracy: on the test records"] if any(one.accuracy is not None for one in summaries) else []
+    said += ["accuracy: at the last evaluation"] if any(one.accuracy is not None for one in summaries) else []
     said += ["epsilon: spent so far"] if any(one.epsilon_spent is not None for one in summaries) else []
     return Table("Clients", columns, [_row(one) for one in summaries], "; ".join(said)).without_empty_columns()
 

@@ -118,6 +118,11 @@ class RunView(RoundTables):
         return mapping(self.config, "data").get("partition") in OWNED
 
     @property
+    def evaluated(self) -> str:
+        """Part of the clients' data on which the observer measured accuracy: test, or validation, as in trials of `dpcfl tune`."""
+        return "validation" if mapping(self.config, "data").get("evaluate") == "validation" else "test"
+
+    @property
     def virtual(self) -> bool:
         """True if the times are those of a virtual clock."""
         return any(line.get("clock") == "virtual" for line in self.served.values())

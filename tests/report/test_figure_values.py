@@ -200,6 +200,19 @@ def test_with_many_clients_the_busiest_and_the_worst_are_shown(tmp_path: Path) -
     )
 
 
+def test_captions_name_the_records_on_which_the_observer_measured(tmp_path: Path) -> None:
+    """Pages of trials of `dpcfl tune` called validation records test data."""
+    lines: Lines = [
+        {"view": "observer", "round": t, "accuracy_by_client": [0.5] * 600, "accuracy_mean": 0.5} for t in range(1, 4)
+    ]
+    view = view_of(tmp_path / "run", lines)
+    makers = (figures.accuracy, accuracy_by_client, accuracy_of_clients_by_round)
+    for part, other in (("test", "validation"), ("validation", "test")):
+        view.config = {"data": {"evaluate": part}}
+        captions = [make(view).caption for make in makers]
+        assert all(f"each client's own {part} data" in caption and other not in caption for caption in captions), captions
+
+
 def test_of_many_rounds_the_last_one_is_drawn(tmp_path: Path) -> None:
     lines: Lines = [{"view": "observer", "round": t, "accuracy_by_client": [t / 200] * 2} for t in range(1, 123)]
     figure = accuracy_of_clients_by_round(view_of(tmp_path / "run", lines))

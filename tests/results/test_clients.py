@@ -70,7 +70,7 @@ def test_the_command_prints_the_names_and_refuses_changed_data(hospitals):
     shown = command("clients", run.path)
     assert all(name in shown.stdout for name in HOSPITALS)
     assert shown.stdout.endswith(
-        "\ntraining, validation and test: records; cluster: the server's; accuracy: on the test records; epsilon: spent so far\n"
+        "\ntraining, validation and test: records; cluster: the server's; accuracy: at the last evaluation; epsilon: spent so far\n"
     )
     listed = json.loads(command("clients", run.path, "--json").stdout)
     assert [one["name"] for one in listed] == [one.name for one in run.clients()]
