@@ -20,7 +20,7 @@ TERMS = {
     "Accountant": "Method that composes the losses of all releases of a run.",
     "Noise multiplier": "Standard deviation of the noise over what one record, or one client, can move a sum: the clip norm, and twice the "
     "clip norm where a sample of fixed size has another client in its place.",
-    "Epsilon under replace-one": "The bound if a record (or client) may be exchanged for any other, instead of replaced by an empty one.",
+    "Epsilon under replace-one": "The bound if a record (or client) may be exchanged for any other, instead of being replaced by an empty one.",
     "Adjacency": "Which two data sets the promise compares.",
     "P_max": "Largest probability of a client to be drawn first.",
     "Top_mass": "Probability that the first client drawn is one of the five likeliest.",
