@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -65,9 +66,14 @@ def test_without_a_hang_up_signal_a_command_continues_without_output(terminal, t
 def test_the_hang_up_of_its_terminal_interrupts_a_run_which_keeps_its_report(terminal, tmp_path):
     window, command = terminal
     settings = write_config(tmp_path / "c", rounds=2000, runtime={"federation": "in-process"}, output={"transcript": "off"})
+
+    def take_the_terminal() -> None:
+        fcntl.ioctl(command, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup ignore it
+
     run = subprocess.Popen(
         [*DPCFL, "run", str(settings), "--out", str(tmp_path / "runs")], stdin=command, stdout=command, stderr=command, cwd=ROOT,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(command, termios.TIOCSCTTY, 0),
+        start_new_session=True, preexec_fn=take_the_terminal,
     )  # fmt: skip
 
     def in_a_round(text: str) -> bool:
