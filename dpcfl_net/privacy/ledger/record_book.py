@@ -203,15 +203,16 @@ class RecordBook:
 
         Refused for one that is several clients of another job, or one of several that are one: each would pay for itself.
         """
-        if claim.unit != "client":
+        if claim.unit != "client" or all(entered.job == claim.job for entered in earlier):
             return
         clients = self._clients(earlier)
         mine = [*clients.pop(claim.job, []), own]
         for job, theirs in clients.items():
+            sharing = [each for each in theirs if _share(own, each)]
             # Other clients of this job may hold copies of a part of `whole`, whose own client is not entered yet.
-            wholes = [each for each in theirs if _belongs(own, each, theirs)]
+            wholes = [each for each in sharing if _belongs(own, each, sharing)]
             parts = [[each for each in mine if _belongs(each, whole, theirs)] for whole in wholes]
-            if _is_divided(own, theirs) or any(map(_is_divided, wholes, parts)):
+            if _is_divided(own, sharing) or any(map(_is_divided, wholes, parts)):
                 raise Refused(
                     "unit",
                     f"job {job[:12]} divides the records of client {claim.client} among its clients in another way than this one: a client of one "
@@ -388,17 +389,22 @@ def repeated(kinds: Sequence[tuple[Events, int]]) -> Events:
     return tuple(merge(counted))
 
 
+def _share(some: np.ndarray, others: np.ndarray) -> bool:
+    """Return True if a record is in both sets, which are sorted: several times as fast as np.isin, which sorts."""
+    at = np.searchsorted(some, others)
+    return bool((some[np.minimum(at, len(some) - 1)] == others).any()) if len(some) else False
+
+
 def _belongs(records: np.ndarray, client: np.ndarray, clients: Sequence[np.ndarray]) -> bool:
     """Return True if a client of a job holds all of those records that the job's clients hold, at least one."""
-    if not np.isin(records, client).any():
+    if not _share(records, client):
         return False
     return bool(np.isin(records[np.isin(records, np.concatenate(clients))], client).all())
 
 
 def _is_divided(records: np.ndarray, clients: Sequence[np.ndarray]) -> bool:
     """Return True if clients of a job hold some of these records, and none to which they belong: beside it, others hold copies."""
-    shared = any(np.isin(records, each).any() for each in clients)
-    return shared and not any(_belongs(records, each, clients) for each in clients)
+    return any(_share(records, each) for each in clients) and not any(_belongs(records, each, clients) for each in clients)
 
 
 def _largest(table: np.ndarray) -> np.ndarray:
