@@ -101,7 +101,7 @@ def run_in(
 
     Returns:
         run.json, and the failure of the run or None. A finished run is not run again. The state is `interrupted` after a signal. If
-        a new run is interrupted before it begins, run.json is empty and the folder is removed.
+        a run is interrupted before it begins, run.json is empty; a new folder is removed.
 
     Raises:
         RunInUse: If another process runs the folder.

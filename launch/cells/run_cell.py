@@ -64,7 +64,7 @@ def run_cell(
         return outcome(IN_USE, error)
     except DpcflError as error:
         return outcome(FAILED, error)
-    return outcome(document["state"], failure or "")
+    return outcome(document.get("state", INTERRUPTED), failure or "")
 
 
 def with_slots(config: Config, slots: int | None) -> Config:

@@ -22,6 +22,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import locked
 from dpcfl_net.experiment import config
 from dpcfl_net.launch import sweep_axes, sweep_grid, sweeps
+from dpcfl_net.launch.placement import parents
 from dpcfl_net.report.page import write_report
 
 TINY = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}
@@ -335,6 +336,13 @@ def test_a_cell_that_another_process_runs_is_left_to_it(swept, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         outcome = sweeps.run_cell(cell, copy / "store")
     assert (outcome.state, "run by another process" in outcome.error) == ("in use", True)
+
+
+def test_a_cell_that_a_signal_stops_before_its_run_begins_is_interrupted(tmp_path, monkeypatch):
+    cell = config.load(tiny(tmp_path / "c", runtime={"federation": "in-process"}, output={"transcript": "off"}))
+    monkeypatch.setattr(parents, "warm", lambda: signal.raise_signal(signal.SIGTERM))
+    assert sweeps.run_cell(cell, tmp_path / "store").state == "interrupted"
+    assert not (sweep_grid.cell_folder(cell, tmp_path / "store") / "run.json").exists()
 
 
 def test_a_cell_whose_job_cannot_be_made_leaves_no_folder(tmp_path):
