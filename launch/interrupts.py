@@ -19,6 +19,8 @@ AGAIN_S = 1.0  # from a signal to the next one that shows that `check` is not re
 class Interrupts:
     """Context manager that counts INT, TERM and HUP. A signal that was ignored before, as under nohup, stays ignored.
 
+    A block around this one, as that of a sweep around the run of a cell, counts them too.
+
     `fileno` becomes readable after a signal. Outside of the main thread, where Python allows no handlers, it counts nothing.
 
     Args:
@@ -87,6 +89,9 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+        outer = getattr(self._before.get(signal.Signals(number)), "__self__", None)
+        if isinstance(outer, Interrupts):
+            outer.count += 1
         now = time.monotonic()
         self._since = self._since or now
         again = self._again and now - self._since >= AGAIN_S

@@ -19,13 +19,13 @@ from rich.console import Console
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.launch import sweep_grid, sweeps
+from dpcfl_net.launch import running, sweep_grid, sweeps
 from dpcfl_net.launch.cells import local, memory, process, queue
 from dpcfl_net.launch.cells.labels import labels
 from dpcfl_net.launch.cells.local import CellProcess, LocalCells, share
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.cells.queue import CellQueue
-from dpcfl_net.launch.cells.run_cell import with_slots
+from dpcfl_net.launch.cells.run_cell import run_cell, with_slots
 from dpcfl_net.launch.cli import reproduce
 from dpcfl_net.launch.cli.cell_screen import CellScreen, ShownCells
 from dpcfl_net.launch.sweeps import Sweep
@@ -175,6 +175,19 @@ def test_an_interrupted_cell_or_a_signal_stops_the_sweep(tmp_path, monkeypatch, 
     outcomes = CellQueue(runs, place, lambda index, outcome: None).run()
     assert [outcome.state for outcome in outcomes] == ["interrupted", "interrupted", "waiting", "waiting"]
     assert sweeps.stopped(outcomes)
+
+
+def test_a_signal_at_the_end_of_a_cell_stops_the_sweep_that_runs_it_in_this_process(tmp_path, monkeypatch):
+    """The cell hears of it, and has finished: what is recorded at its end takes seconds."""
+    cells = [configuration.load(tiny(tmp_path / "c"), [f"seed={seed}"]) for seed in range(3)]
+    runs = [sweep_grid.cell_folder(cell, tmp_path) for cell in cells]
+    for run in runs:
+        run.mkdir()
+        (run / "protocol.json").touch()
+    monkeypatch.setattr(running, "run_in", lambda *_: (signal.raise_signal(signal.SIGINT), ({"state": "finished"}, None))[1])
+    place = queue.InThisProcess(lambda index: run_cell(cells[index], tmp_path, running.Quiet()))
+    outcomes = CellQueue(runs, place, lambda index, outcome: None).run()
+    assert [outcome.state for outcome in outcomes] == ["finished", "waiting", "waiting"]
 
 
 # Shares of the machine
