@@ -146,9 +146,12 @@ class RoundTail:
         late = {t: largest(spent) for t, spent in tables.spent.items() if t < self._next}
         self.late_epsilons = {t: epsilon for t, epsilon in late.items() if epsilon is not None}
         found = []
-        while self._next in tables.served and (ended or self._complete(self._next)):
-            found.append(_metrics_of(tables, self._next, self._rounds))
-            self._next += 1
+        # The server writes rounds in order: one without a line has lost it in a crash of the machine.
+        for t in sorted(t for t in tables.served if t >= self._next):
+            if not (ended or self._complete(t)):
+                break
+            found.append(_metrics_of(tables, t, self._rounds))
+            self._next = t + 1
         self._forget()
         return found
 

@@ -45,3 +45,14 @@ def test_a_round_comes_with_the_figures_of_all_files(tmp_path: Path) -> None:
             bytes_down=5, time=7.0, accuracy_worst=0.02, accuracy_minority=0.03, accuracy_central=0.04, loss=2.5,
         )
     ]  # fmt: skip
+
+
+def test_rounds_whose_lines_a_crash_of_the_machine_took_hold_up_no_later_round(tmp_path: Path) -> None:
+    """Their checkpoints are flushed, their lines are not: the resumed run writes its last round again, and none before it."""
+    tail = RoundTail(tmp_path, 9)
+    write_lines(tmp_path / "metrics.jsonl", [served(1), observed(1)])
+    assert [one.round for one in tail.new()] == [1]
+    write_lines(tmp_path / "metrics.jsonl", [{**served(4), "resumed": True}, observed(4), served(5), observed(5)])
+    assert [one.round for one in tail.new()] == [4, 5]
+    write_lines(tmp_path / "metrics.jsonl", [{**served(5), "resumed": True}, served(6), observed(6)])
+    assert [one.round for one in tail.new()] == [6]
