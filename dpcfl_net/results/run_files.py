@@ -117,6 +117,24 @@ def completed_rounds(folder: Path, run: Mapping[str, Any]) -> int:
     return finished_rounds(folder) or ended
 
 
+def wall_seconds(folder: Path, run: Mapping[str, Any]) -> float:
+    """Return the duration of a run in real seconds: run.json holds it after the end of a run, before it those until its start.
+
+    Args:
+        folder: Run folder.
+        run: Content of run.json.
+
+    Raises:
+        ConfigError: If metrics.jsonl cannot be read.
+    """
+    known = number(run.get("wall_s")) or 0.0
+    if run.get("state") != "running":
+        return known
+    # In virtual time `seconds` are virtual, and `wall_s` are the real ones.
+    lines = runlog.each(RunFolder(folder).metrics)
+    return max(known, sum(number(line.get("wall_s", line.get("seconds"))) or 0.0 for line in lines))
+
+
 def finished_rounds(folder: Path) -> int:
     """Return the last round of which metrics.jsonl has the server's figures; 0 without one."""
     return max((line["round"] for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)

@@ -29,7 +29,7 @@ from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.results.attack_results import has_attacks
 from dpcfl_net.results.epsilon_spent import clients_that_lack_charges, epsilon_curves, paying_ledgers
 from dpcfl_net.results.number_format import at_most, counted, number
-from dpcfl_net.results.run_files import actual_state, completed_rounds, mapping, report_command
+from dpcfl_net.results.run_files import actual_state, completed_rounds, mapping, report_command, wall_seconds
 
 # Fields of run.json and sections of config.yaml that the program reads.
 RUN_FIELDS: dict[str, tuple[type, ...]] = {
@@ -277,8 +277,8 @@ def read_document(folder: Path) -> dict[str, Any]:
     """Read run.json.
 
     Returns:
-        The document; empty if the file is missing. State "running" becomes "interrupted" if no process holds the folder, and
-        `rounds_done` of a run without a recorded end counts the rounds in metrics.jsonl.
+        The document; empty if the file is missing. State "running" becomes "interrupted" if no process holds the folder, and of a run
+        without a recorded end `rounds_done` and `wall_s` are those of the rounds in metrics.jsonl.
 
     Raises:
         ConfigError: If the file is damaged, or metrics.jsonl cannot be read.
@@ -290,7 +290,10 @@ def read_document(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{error}; write it again with: {report_command(folder)}") from None
     if "state" not in document:
         return document
-    return {**document, "state": actual_state(folder, document), "rounds_done": completed_rounds(folder, document)}
+    return {
+        **document, "state": actual_state(folder, document), "rounds_done": completed_rounds(folder, document),
+        **({"wall_s": wall_seconds(folder, document)} if "wall_s" in document else {}),
+    }  # fmt: skip
 
 
 def add_not_covered(folder: Path, line: str) -> None:

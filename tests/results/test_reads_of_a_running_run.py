@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from run_folder import write_round, write_start
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import run_lock
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.results.result import read_result
 from dpcfl_net.results.summary import read_document
 from dpcfl_net.results.verify import verify_run
@@ -29,6 +31,14 @@ def test_completed_rounds_are_those_in_metrics_until_run_json_has_them(folder: P
     assert (found["state"], found["rounds_done"]) == ("running", 2)
     found = read_document(folder)
     assert (found["state"], found["rounds_done"]) == ("interrupted", 2)
+
+
+@pytest.mark.parametrize(("before", "expected"), [(3.0, 8.2), (60.0, 60.0)])
+def test_a_killed_run_has_taken_the_seconds_of_its_rounds(folder: Path, before: float, expected: float) -> None:
+    """Those in run.json end where it started: a resumed run would count from there."""
+    run = RunFolder(folder).run
+    run.write_text(json.dumps({**json.loads(run.read_text()), "wall_s": before}))
+    assert read_document(folder)["wall_s"] == pytest.approx(expected)
 
 
 def test_a_comparison_advises_to_resume_only_a_run_that_has_ended(folder: Path) -> None:
