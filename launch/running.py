@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -241,17 +241,18 @@ class _Attempt:
             return {}, None
         try:
             with self.options.recording():
-                document = self.recorder.write(state, last=True, error="" if failure is None else str(failure))
                 if state == "finished":  # no request comes again; with a key one could remove the noise of its release
                     for ledger in sorted(RunFolder(self.folder).ledgers.glob("*")):
                         erase_kept_keys(ledger, durable=self.config.runtime.durable)
                 personal = self.config.output.personal_models
                 models.export_models(self.folder, self.recorder.job, self.config.data.root, personal=personal)
-        except OSError as error:
-            return self.recorder.document, failure or failed_access(self.folder, error)
-        except DpcflError as error:
-            return self.recorder.document, failure or error
-        return document, failure
+                self.recorder.write(state, last=True, error="" if failure is None else str(failure))
+        except (OSError, DpcflError) as error:
+            failure = failure or (error if isinstance(error, DpcflError) else failed_access(self.folder, error))
+            state = "failed" if state == "finished" else state  # resume it for the rest; a finished run is not resumed
+            with suppress(OSError, DpcflError):
+                self.recorder.write(state, last=True, error=str(failure) if state == "failed" else "")
+        return self.recorder.document, failure
 
 
 def _finished(folder: Path) -> dict[str, Any]:

@@ -242,6 +242,18 @@ def test_a_record_that_cannot_be_written_leaves_no_other_open(tmp_path):
     assert api.resume(stopped.path, progress=False).state == "finished"
 
 
+def test_a_run_whose_models_cannot_be_written_has_failed_and_writes_them_when_it_is_resumed(tmp_path):
+    """It counted as finished: the advice to resume it led to "nothing to resume", and a sweep took it for done."""
+    block = [lambda metrics: only_run(tmp_path).joinpath("models").touch()]
+    with pytest.raises(api.RunFailed, match=r"models: exists already") as found:
+        api.run(TINY, tmp_path, "in-process", callbacks=block, progress=False)
+    run = api.open_run(only_run(tmp_path))
+    assert (run.state, run.document["error"]) == ("failed", str(found.value))
+    (run.path / "models").unlink()
+    assert len(api.resume(run.path, progress=False).models) == 2
+    assert (run.path / "models" / "cluster_1.safetensors").exists()
+
+
 def test_callbacks_see_each_round_once_in_order(tmp_path):
     seen: list[api.RoundMetrics] = []
     run = api.run({**TINY, "output": {"evaluate_every": 2}}, tmp_path, "in-process", callbacks=[seen.append], progress=False)
