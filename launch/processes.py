@@ -15,6 +15,7 @@ from typing import Any
 
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import DpcflError, RunFailed
+from dpcfl_net.core.failed_clients import NO_RESTART
 from dpcfl_net.core.files import reason
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
@@ -219,7 +220,7 @@ class FederationRun:
         error = child.failure(code)
         del self.children[title]
         child.close()
-        crashed = code is None or code < 0 or code == LOST or (title == OBSERVER and code not in (0, 2, 3))
+        crashed = code is None or code < 0 or code == LOST or (title != COORDINATOR and code not in (0, *NO_RESTART))
         if not code:
             if title == COORDINATOR:
                 self._pool.finish()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import restarts
-from dpcfl_net.launch.placement.base import ClientRange, end_of_process
+from dpcfl_net.launch.placement.base import LOST, ClientRange, end_of_process
+from dpcfl_net.launch.placement.placements import LocalPlacement
 from dpcfl_net.launch.placement.worker_pool import EXIT_S, PoolLimits, WorkerPool
+from dpcfl_net.launch.processes import FederationRun
 from dpcfl_net.launch.restarts import MOST_RESTART_S, RESTART_S, Restarts
 
 
@@ -226,3 +231,24 @@ def test_a_worker_that_is_stopped_before_it_has_a_place_neither_starts_nor_is_ki
     pool.update()
     assert (launcher.starts, pool.sentinels, pool.lost()) == ([0, 2], [2], [])
     assert (launcher.closed, reported) == (1, ["client 0 was stopped and did not exit within 15 s: killed"])
+
+
+@pytest.mark.parametrize(
+    ("title", "code", "again"),
+    [
+        ("aggregator_0001", 4, True),  # its agent was ended by a signal, or that of a lost connection still holds the folder
+        ("aggregator_0001", LOST, True), ("aggregator_0001", 2, False), ("aggregator_0001", 3, False),
+        ("observer", 4, True), ("relay", 70, True), ("coordinator", 4, False), ("coordinator", -9, True),
+    ],
+)  # fmt: skip
+def test_a_role_that_a_restart_may_help_starts_again(tmp_path, title, code, again):
+    """The run failed with an aggregator whose host came back, where its workers started again."""
+    run = FederationRun(tmp_path, configuration.load("quickstart"), LocalPlacement())
+    run._pool = SimpleNamespace()
+    run.children[title] = child = SimpleNamespace(
+        title=title, wait=lambda: code, failure=lambda code: RunFailed(f"{title} ended with code {code}"), close=lambda: None
+    )
+    with nullcontext() if again else pytest.raises(RunFailed, match=f"{title} ended with code {code}$"):
+        run._ended(child)
+    assert run._restarts.scheduled == ({title} if again else set())
+    run._warnings.close()
