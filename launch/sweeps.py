@@ -237,7 +237,7 @@ def run_cells(
         Outcomes in the order of the configurations; WAITING for those that there was no time for.
 
     Raises:
-        KeyboardInterrupt: If a signal stopped a run.
+        KeyboardInterrupt: If a signal stopped a run, or came while the end of the last one was recorded.
     """
     folders, told = [cell_folder(config, store) for config in cells], labels(cells)
     place = (
@@ -251,7 +251,7 @@ def run_cells(
 
     queue = CellQueue(folders, place, ended, until=until)
     outcomes = queue.run()
-    if stopped([outcome for index, outcome in enumerate(outcomes) if index not in queue.late]):
+    if queue.interrupted or stopped([outcome for index, outcome in enumerate(outcomes) if index not in queue.late]):
         raise KeyboardInterrupt
     return outcomes
 

@@ -95,6 +95,7 @@ class CellQueue:
 
     Attributes:
         late: Numbers of the cells that there was no time for.
+        interrupted: True after a signal; all cells may have finished nevertheless.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class CellQueue:
         self._folders, self._place, self._on_end, self._watcher = list(folders), place, on_end, watcher
         self._until = math.inf if until is None else until
         self.late: list[int] = []
+        self.interrupted = False
         self._waiting = deque(range(len(folders)))
         self._in_use: list[int] = []
         self._running: list[int] = []
@@ -138,6 +140,7 @@ class CellQueue:
                     if any(outcome.state == INTERRUPTED for outcome in self._outcomes.values()):
                         break
                 self._take(self._place.stop())
+                self.interrupted = interrupts.count > 0
         finally:
             if self._watcher is not None:
                 self._watcher.close()

@@ -190,6 +190,26 @@ def test_a_signal_at_the_end_of_a_cell_stops_the_sweep_that_runs_it_in_this_proc
     assert [outcome.state for outcome in outcomes] == ["finished", "waiting", "waiting"]
 
 
+def test_a_signal_at_the_end_of_the_last_run_ends_the_command_that_would_start_more(tmp_path, monkeypatch):
+    """`dpcfl reproduce` runs a figure in several lists of runs."""
+
+    def finish(folder, *_):
+        signal.raise_signal(signal.SIGINT)
+        document = {"state": "finished", "final": {"accuracy_mean": 0.5, "accuracy_worst": 0.5}}
+        (folder / "run.json").write_text(json.dumps(document))
+        return document, None
+
+    cell, said = configuration.load(tiny(tmp_path / "c")), []
+    run = sweep_grid.cell_folder(cell, tmp_path)
+    run.mkdir()
+    (run / "protocol.json").touch()
+    monkeypatch.setattr(running, "run_in", finish)
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run_cells([cell], tmp_path, said.append)
+    assert len(said) == 1
+    sweeps.run_cells([cell], tmp_path, said.append)  # finished: no signal, and nothing runs
+
+
 # Shares of the machine
 
 
