@@ -124,7 +124,7 @@ def _changed(
 def source_document(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     """Return a copy of the document that `load` starts from; errors as `find`."""
     if isinstance(source, Config):
-        return source.model_dump(mode="json")
+        return source.model_dump(mode="json", exclude_unset=True)  # a default that depends on what is changed is found again
     if not isinstance(source, str | os.PathLike | Mapping):
         raise ConfigError(
             f"config is of type {type(source).__name__}: must be a file, the name of a packaged configuration, a dictionary or a Config"
@@ -165,10 +165,12 @@ def resolve(document: Mapping[str, Any]) -> Config:
         for key, value in _numbers(document)
         if 0 < abs(value) < sys.float_info.min
     ]
-    document = _with_dependent_defaults(with_algorithm(with_named_sections(document), problems, _key_hint))
+    document, added = _with_dependent_defaults(with_algorithm(with_named_sections(document), problems, _key_hint))
     config: Config | None = None
     try:
         config = Config.model_validate(document, strict=True)
+        for section, key in added:
+            getattr(config, section).model_fields_set.discard(key)  # see `source_document`
     except ValidationError as error:
         problems += sentences(error, _key_hint)
         data, model = document.get("data"), document.get("model")
@@ -200,25 +202,29 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(item, key)
 
 
-def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Set defaults that depend on other settings.
+def _with_dependent_defaults(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Set defaults that depend on other settings; returns the document with them, and their sections and keys.
 
     No transcript in one process or with aggregators, many clients per process of a large roster, and the terms of secure sums.
     """
-    found = dict(document)
     runtime, output, data = (document.get(name, {}) for name in ("runtime", "output", "data"))
+    found: dict[tuple[str, str], Any] = {}
     runtime_given = runtime if isinstance(runtime, dict) else {}
     without = runtime_given.get("federation") == "in-process" or runtime_given.get("aggregators")
     if without and isinstance(output, dict) and "transcript" not in output:
-        found["output"] = {**output, "transcript": "off"}
+        found["output", "transcript"] = "off"
     privacy = document.get("privacy")
     if isinstance(privacy, dict) and privacy.get("trust") == "secure-aggregation" and privacy.get("secure_aggregation") is None:
-        found["privacy"] = {**privacy, "secure_aggregation": {}}
+        found["privacy", "secure_aggregation"] = {}
     sizes = data.get("clients") if isinstance(data, dict) else None
     if isinstance(runtime, dict) and "clients_per_worker" not in runtime and _can_group(document) and _counts(sizes):
         size = group_size(sum(sizes))
-        found |= {"runtime": {**runtime, "clients_per_worker": size}} if size > 1 else {}
-    return found
+        if size > 1:
+            found["runtime", "clients_per_worker"] = size
+    complete = dict(document)
+    for (section, key), value in found.items():
+        complete[section] = {**complete.get(section, {}), key: value}
+    return complete, list(found)
 
 
 def group_size(clients: int) -> int:

@@ -181,6 +181,30 @@ def test_in_process_turns_the_transcript_off_where_nothing_else_was_said(tmp_pat
             config.load(path, ["runtime.federation=in-process", f"output.transcript={said}"])
 
 
+@pytest.mark.parametrize(
+    ("changes", "section", "default"),
+    [
+        ({"runtime": {"federation": "in-process"}}, "output", "transcript"),
+        ({"runtime": {"aggregators": 2}}, "output", "transcript"),
+        ({"privacy": {"trust": "secure-aggregation"}}, "privacy", "secure_aggregation"),
+    ],
+)
+def test_a_default_that_depends_on_another_setting_follows_it_where_a_loaded_configuration_is_changed(
+    tmp_path, changes, section, default
+):
+    path = write_config(tmp_path, output={})
+    before, changed = config.load(path), config.load(path, changes)
+    assert getattr(getattr(changed, section), default) != getattr(getattr(before, section), default)
+    back = {name: {key: getattr(getattr(before, name), key) for key in keys} for name, keys in changes.items()}
+    assert config.load(changed, back) == before
+    assert config.load(changed, {"rounds": changed.rounds + 1}).rounds == changed.rounds + 1
+
+
+def test_a_written_setting_stays_where_a_loaded_configuration_is_changed(tmp_path):
+    path = write_config(tmp_path, runtime={"federation": "in-process"}, output={"transcript": "off"})
+    assert config.load(config.load(path), {"runtime.federation": "network"}).output.transcript == "off"
+
+
 def complaints(path, overrides=()) -> list[str]:
     try:
         config.load(path, overrides)
