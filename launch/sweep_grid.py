@@ -115,6 +115,9 @@ def job_key(config: Config) -> str:
     # A GPU computes other bits than the CPU. One that the configuration names may be on another host.
     if config.runtime.device.startswith("cuda") or deal(config.runtime, 1) != [CPU]:
         settings["runtime"]["device"] = "cuda"
+    # The job signs the groups of aggregators, which decide the last bits of a mean.
+    if groups := config.runtime.groups(config.data.client_count):
+        settings["runtime"]["aggregators"] = [len(group) for group in groups]
     sources = [plugin_source.sha256(field, name) for field, name in own_code(config)]
     return hashlib.sha256(canonical_json([__version__, settings, *sources])).hexdigest()
 

@@ -171,6 +171,9 @@ def test_a_job_key_covers_what_changes_a_result_and_nothing_else(tmp_path):
     def key(**changes):
         return sweep_grid.job_key(config.load(tiny(tmp_path, **changes)))
 
+    def in_groups(aggregators):
+        return {"runtime": {"aggregators": aggregators}, "output": {"transcript": "off"}}
+
     plain = key()
     same = [
         {"name": "other"}, {"output": {"transcript": "off"}}, {"runtime": {"slots": 1, "round_timeout_s": 9}},
@@ -179,8 +182,9 @@ def test_a_job_key_covers_what_changes_a_result_and_nothing_else(tmp_path):
     other = [
         {"seed": 1}, {"rounds": 3}, {"local": {"lr": 0.1}}, {"algorithm": {"name": "local"}}, {"data": {**TINY, "shift": "none"}},
         {"runtime": {"quorum": 0.5}}, {"runtime": {"transport": {"security": "none"}}}, {"algorithms": {"global": {"local": {"lr": 0.9}}}},
-        {"privacy": {"epsilon": 3, "delta": 1e-4}},
+        {"privacy": {"epsilon": 3, "delta": 1e-4}}, in_groups(1), in_groups(2),
     ]  # fmt: skip
+    assert key(**in_groups([1, 1])) == key(**in_groups(2))
     assert [key(**change) for change in same] == [plain] * len(same)
     assert len({plain, *(key(**change) for change in other)}) == 1 + len(other)
     assert len(plain) == 64
