@@ -75,6 +75,7 @@ class ProgressView:
         warnings: All warnings so far. A client without an answer in several rounds in a row is in the first of them only.
         from_launcher: The newest of the launcher's, as about a client that is lost; empty if there was none.
         lines: One line per finished round so far.
+        last_line: Round of the last of them; 0 without any.
     """
 
     name: str = ""
@@ -99,6 +100,7 @@ class ProgressView:
     warnings: list[str] = field(default_factory=list)
     from_launcher: str = ""
     lines: list[str] = field(default_factory=list)
+    last_line: int = 0
 
     @property
     def epsilon_text(self) -> str:
@@ -191,7 +193,7 @@ class ProgressTail:
         view.workers = [] if in_one_process(config) else self._workers.phases(clients)
         view.seconds_left = self._left(view)
         self._finish_rounds(view)
-        view.lines = list(self._lines)
+        view.lines, view.last_line = list(self._lines), self._last_line
         return view
 
     def _read(self) -> None:

@@ -57,7 +57,7 @@ class Look:
     @property
     def complete(self) -> bool:
         """True if a run of manually started processes has all rounds."""
-        return self.held is None and bool(self.view.rounds) and len(self.view.lines) >= (self.view.rounds or 0)
+        return self.held is None and bool(self.view.rounds) and self.view.last_line >= (self.view.rounds or 0)
 
 
 def watch(
