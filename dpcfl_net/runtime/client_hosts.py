@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from dpcfl_net.transport import identities
 from dpcfl_net.transport.keys import client_key
 
 INSIST = "DPCFL_DURABLE"  # environment variable: with 1, workers of this host flush their ledgers also if a run would not
+_books: WeakValueDictionary[tuple[Path, bool], RecordBook] = WeakValueDictionary()
 
 
 def make_host(
@@ -81,28 +83,43 @@ def make_host(
         return client_records(job, client, data_root, part)
 
     folder, flush = ledgers / client_key(client), durable and (terms.durable or os.environ.get(INSIST) == "1")
-    _check_book(job, client, folder, terms, durable)
+    book = open_book(terms, durable)
+    _check_book(job, client, folder, terms, book)
     with ExitStack() as stack:
         ledger = open_ledger(folder, job.protocol, client, durable=flush)
         stack.callback(ledger.close)  # in a notebook, the ledger of a client that was not opened would stay locked
         if job.protocol.ledger_scope == "dataset":
             with _removed_if_refused(ledger):
-                enrol(algorithm, client, open_data, terms, durable, new_ledger=ledger.is_new)
+                enrol(algorithm, client, open_data, terms, book, new_ledger=ledger.is_new)
         host = _host(job, algorithm, client, ledger, open_data, engine, _identity(job, client, key_folder))
         stack.pop_all()
     return host
 
 
-def _check_book(job: Job, client: int, ledger: Path, terms: WorkerTerms, durable: bool) -> None:
+def open_book(terms: WorkerTerms, durable: bool = True) -> RecordBook | None:
+    """Return the record book of some terms; None without one.
+
+    While a process keeps the object, its clients share it: what the book has read for one of them is not read again for the others.
+
+    Args:
+        terms: Terms on which clients serve.
+        durable: Write the book with fsync.
+    """
+    if terms.book is None:
+        return None
+    return _books.setdefault((terms.book, durable), RecordBook(terms.book, durable=durable))
+
+
+def _check_book(job: Job, client: int, ledger: Path, terms: WorkerTerms, book: RecordBook | None) -> None:
     """Raise Refused for a job that would enter no book, and for a client of the book that has lost its ledger."""
     if job.protocol.ledger_scope == "run" and (terms.book is not None or terms.budget is not None):
         raise Refused(
             "book",
             "this worker has a record book or a budget for all runs, and the job has ledger.scope 'run': it would not be entered",
         )
-    if job.protocol.ledger_scope == "dataset" and terms.book is not None and is_missing(ledger):
+    if job.protocol.ledger_scope == "dataset" and book is not None and is_missing(ledger):
         # Before an empty ledger is made: one that a crash leaves would pass for the client's own at the next start.
-        RecordBook(terms.book, durable=durable).refuse_entered(digest(job.protocol), client)
+        book.refuse_entered(digest(job.protocol), client)
 
 
 def _host(
@@ -152,7 +169,7 @@ def enrol(
     client: int,
     open_data: Callable[[Split], Any],
     terms: WorkerTerms,
-    durable: bool,
+    book: RecordBook | None,
     *,
     new_ledger: bool = False,
 ) -> None:
@@ -163,7 +180,7 @@ def enrol(
         client: Client id.
         open_data: Opens the records of a split.
         terms: Terms on which the client serves.
-        durable: Write the book with fsync.
+        book: The record book of the terms; None without one.
         new_ledger: True if the client had no ledger of this job.
 
     Raises:
@@ -171,7 +188,7 @@ def enrol(
             composed with others: a release without a guarantee, seeded noise, or a part of its delta that is reserved; otherwise as
             `RecordBook.enrol`.
     """
-    if terms.book is None:
+    if book is None:
         raise Refused(
             "book",
             "the job has ledger.scope 'dataset', which composes all runs on a record: give a record book (dpcfl worker --book)",
@@ -189,7 +206,7 @@ def enrol(
     claim = PrivacyBudgetClaim(
         digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(claimed_events(algorithm, client))
     )
-    RecordBook(terms.book, durable=durable).enrol(
+    book.enrol(
         claim,
         np.concatenate(records),
         None if terms.budget is None else Budget(*terms.budget),

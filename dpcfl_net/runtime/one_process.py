@@ -20,7 +20,7 @@ from dpcfl_net.federation.release_check import release_check
 from dpcfl_net.federation.virtual import VirtualFederation
 from dpcfl_net.federation.virtual_clock import VirtualClock
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.runtime.client_hosts import make_host, open_book
 from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.server_records import ServerRecords
@@ -60,6 +60,7 @@ class Hosts(Mapping[int, ClientHost]):
         self._before_step = before_step
         engine = cache(lambda: Engine.of(job.protocol))  # clients compute in turn
         durable = job.protocol.ledger_scope == "dataset"
+        self._book = open_book(terms, durable)
         self._make: Callable[[int], ClientHost] = lambda client: make_host(
             job, client, ledgers, data_root=data_root, terms=terms, durable=durable, engine=engine, key_folder=key_folder
         )

@@ -20,7 +20,8 @@ from dpcfl_net.core.failed_clients import ClientsFailed
 from dpcfl_net.core.files import used_up
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.engine import Engine
-from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.privacy.ledger.record_book import RecordBook
+from dpcfl_net.runtime.client_hosts import make_host, open_book
 from dpcfl_net.runtime.specs import GroupSpec
 from dpcfl_net.runtime.worker import Worker, own_keys
 from dpcfl_net.runtime.worker_process import prepare_process, turns
@@ -76,6 +77,7 @@ class Group:
         self._again: set[int] = set()  # to start again: the start command came before the client had left
         self._stopped: set[int] = set()  # the stop command may come while the client's gate is being opened
         self._lock, self._process_turn = threading.Lock(), turns(spec.worker)
+        self._book: RecordBook | None = None
         self._opening = threading.Lock()  # one gate after another: threads that all compute at once only hinder each other
 
     def serve(self) -> None:
@@ -146,6 +148,7 @@ class Group:
         try:
             pair = own_keys(spec, self.job)  # before the host makes a ledger, as in `run_worker`
             with self._opening:
+                self._book = open_book(spec.terms)
                 host = make_host(
                     self.job,
                     client,
@@ -156,6 +159,8 @@ class Group:
                     key_folder=spec.keys,
                 )
             worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn, pair)
+            if None not in self._serving.values():
+                self._book = None  # what it has read is needed only while clients are entered
             self._news.put(("opened", client))
             if client in self._stopped:
                 worker.stop()

@@ -34,11 +34,13 @@ from dpcfl_net.privacy.accounting.document import account
 from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
+from dpcfl_net.privacy.ledger import record_book
+from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim, read_claim
 from dpcfl_net.privacy.ledger.record_book import ADAPTIVE_SHARE, BOOK, RecordBook, repeated
 from dpcfl_net.results.summary import NOT_IN_BOOK, PARTLY_IN_BOOK, promised_over_runs
 from dpcfl_net.runtime import client_hosts
 from dpcfl_net.runtime.client_hosts import make_host
+from dpcfl_net.runtime.one_process import Hosts
 from dpcfl_net.runtime.specs import WorkerTerms
 from dpcfl_net.transport.keys import make_keys
 
@@ -603,6 +605,45 @@ def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
     assert WorkerTerms().policy == Policy()
 
 
+def read_files(monkeypatch):
+    """Numbers of the lines of the book that are parsed, and names of the sets of record digests that are read."""
+    lines, sets, read_bytes = [], [], Path.read_bytes
+
+    def counted(path):
+        if path.suffix == ".u8":
+            sets.append(path.stem)
+        return read_bytes(path)
+
+    def parsed(fields):
+        lines.append(fields["sequence"])
+        return read_claim(fields)
+
+    monkeypatch.setattr(record_book, "read_claim", parsed)
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    return lines, sets
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_an_entry_verifies_what_is_new_and_what_shares_a_record_also_beside_another_process(book, unit, monkeypatch):
+    """All of it again for each of 400 clients took half a minute."""
+    lines, sets = read_files(monkeypatch)
+
+    def entered(to, job, client):
+        enrol(to, job, records=RECORDS + np.uint64(1000 * client), client=client, unit=unit, budget=Budget(9, 1e-4))
+        return to.claims()[-1].records
+
+    for job, client in itertools.product("ab", range(5)):
+        entered(book, job, client)
+    assert lines == [*range(10)]
+    entered(RecordBook(book.folder, durable=False), "c", 0)
+    lines.clear()
+    sets.clear()
+    own = entered(book, "c", 1)
+    assert (lines, set(sets)) == ([10, 11], {own})
+    assert [(one.job, one.client) for one in book.claims()][-2:] == [("c", 0), ("c", 1)]
+    assert book.spent("c", 1, DELTA, exactly)[1] == 3
+
+
 @pytest.fixture
 def composed_job(tmp_path):
     """A job whose clients are entered in a book."""
@@ -625,6 +666,15 @@ def test_the_statement_promises_over_all_runs_only_what_the_book_holds(composed_
         (said,), others = promised_over_runs(tmp_path / "run", composed_job)
         assert said.startswith(f"all runs on the {whose} in this record book: 1 promise a record epsilon")
         assert others == rest
+
+
+def test_the_clients_of_one_process_read_the_book_once(composed_job, tmp_path, monkeypatch):
+    lines, _ = read_files(monkeypatch)
+    terms = WorkerTerms(book=tmp_path / "book", budget=(1.0, 1e-4))
+    for read in ([0], [0, 1]):  # the last line of the first start has no reader
+        with closing(Hosts(composed_job, tmp_path / "ledgers", terms=terms)):
+            assert lines == read
+        lines.clear()
 
 
 def answer(job, tmp_path, ledgers):
@@ -716,5 +766,7 @@ def test_a_worker_enters_no_job_that_cannot_be_composed(tmp_path, change, why):
     job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
     algorithm = algorithm_of(job.protocol.model_copy(update=change))
     with pytest.raises(Refused, match=why) as error:
-        client_hosts.enrol(algorithm, 0, lambda part: pytest.fail("data was read"), WorkerTerms(book=tmp_path / "book"), False)
+        client_hosts.enrol(
+            algorithm, 0, lambda part: pytest.fail("data was read"), WorkerTerms(), RecordBook(tmp_path / "book", durable=False)
+        )
     assert error.value.code == "book"

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -68,6 +69,8 @@ class RecordBook:
     """The record book in a folder; every call locks it against other processes.
 
     Files: book.jsonl (a hash chain of claims), counter (the last line's number and hash), records/ (sets of record digests).
+    A call of this object does not verify again the lines that an earlier one has verified, nor sets without a record in common with the
+    client: with one object for all clients of a process, the time of an entry hardly depends on the number of claims.
 
     Args:
         folder: Folder of the book, created if missing.
@@ -80,6 +83,10 @@ class RecordBook:
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder = folder
         self._disk = Disk(durable)
+        self._known: list[tuple[bytes, PrivacyBudgetClaim]] = []  # verified lines
+        # Index of verified sets: their names, all their digests in order, and the number of each digest's set.
+        self._names: dict[str, None] = {}
+        self._digests, self._numbers = np.zeros(0, "<u8"), np.zeros(0, np.int64)
 
     def enrol(
         self, claim: PrivacyBudgetClaim, records: np.ndarray, budget: Budget | None, compose: Compose, *, again: bool = True
@@ -153,10 +160,10 @@ class RecordBook:
             _, claims = self._read()
         for claim in claims:
             if (claim.job, claim.client) == (job, client):
-                own = self._records(claim)
+                own = self._set(claim.records)
                 histories = self._histories(claim, own, [p for p in claims if p.job != job])
                 divided = claim.unit == "client" and any(
-                    _is_divided(own, parts) for other, parts in self._clients(claims).items() if other != job
+                    _is_divided(own, parts) for other, parts in self._sharing_clients(own, claims).items() if other != job
                 )
                 if divided or (budget is not None and self._under_another_budget(budget, own, claims) is not None):
                     return math.inf, max(each.jobs for each in histories)
@@ -205,13 +212,16 @@ class RecordBook:
         """
         if claim.unit != "client" or all(entered.job == claim.job for entered in earlier):
             return
-        clients = self._clients(earlier)
-        mine = [*clients.pop(claim.job, []), own]
-        for job, theirs in clients.items():
-            sharing = [each for each in theirs if _share(own, each)]
+        for job, sharing in self._sharing_clients(own, earlier).items():
+            if job == claim.job:
+                continue
             # Other clients of this job may hold copies of a part of `whole`, whose own client is not entered yet.
             wholes = [each for each in sharing if _belongs(own, each, sharing)]
-            parts = [[each for each in mine if _belongs(each, whole, theirs)] for whole in wholes]
+            mine = [[*self._sharing_clients(whole, earlier).get(claim.job, []), own] for whole in wholes]
+            parts = [
+                [each for each in candidates if _belongs(each, whole, self._sharing_clients(each, earlier)[job])]
+                for whole, candidates in zip(wholes, mine, strict=True)
+            ]
             if _is_divided(own, sharing) or any(map(_is_divided, wholes, parts)):
                 raise Refused(
                     "unit",
@@ -221,22 +231,35 @@ class RecordBook:
                 )
             yield from wholes
 
-    def _clients(self, claims: Sequence[PrivacyBudgetClaim]) -> dict[str, list[np.ndarray]]:
-        """Records of each client of each job; equal ones are read once."""
+    def _sharing_clients(self, records: np.ndarray, claims: Sequence[PrivacyBudgetClaim]) -> dict[str, list[np.ndarray]]:
+        """Records of those clients of each job that hold one of some records."""
         found: dict[str, list[np.ndarray]] = {}
-        read: dict[str, np.ndarray] = {}
-        for claim in claims:
-            if claim.records not in read:
-                read[claim.records] = self._records(claim)
-            found.setdefault(claim.job, []).append(read[claim.records])
+        for claim in self._sharing(records, claims):
+            found.setdefault(claim.job, []).append(self._set(claim.records))
         return found
+
+    def _sharing(self, records: np.ndarray, claims: Sequence[PrivacyBudgetClaim]) -> list[PrivacyBudgetClaim]:
+        """Those claims, in order, whose clients hold one of some records."""
+        new = {claim.records: self._set(claim.records) for claim in claims if claim.records not in self._names}
+        if new:
+            numbers = np.repeat(len(self._names) + np.arange(len(new)), [len(each) for each in new.values()])
+            digests = np.concatenate([self._digests, *new.values()])
+            order = np.argsort(digests, kind="stable")
+            self._digests, self._numbers = digests[order], np.concatenate([self._numbers, numbers])[order]
+            self._names |= dict.fromkeys(new)
+        names, found = list(self._names), set[str]()
+        at, end = (np.searchsorted(self._digests, records, side) for side in ("left", "right"))
+        while len(at):  # a digest is here once for each set that holds it
+            at, end = at[at < end], end[at < end]
+            found.update(names[number] for number in np.unique(self._numbers[at]))
+            at = at + 1
+        return [claim for claim in claims if claim.records in found]
 
     def _under_another_budget(
         self, budget: Budget, own: np.ndarray, claims: Sequence[PrivacyBudgetClaim]
     ) -> PrivacyBudgetClaim | None:
         """The first claim on one of these records under another budget, or none."""
-        different = (claim for claim in claims if claim.budget != budget)
-        return next((claim for claim in different if np.isin(own, self._records(claim), assume_unique=True).any()), None)
+        return next(iter(self._sharing(own, [claim for claim in claims if claim.budget != budget])), None)
 
     def _histories(
         self, claim: PrivacyBudgetClaim, own: np.ndarray, others: Sequence[PrivacyBudgetClaim]
@@ -249,12 +272,10 @@ class RecordBook:
         kinds: dict[Events, int] = {}
         counted: dict[tuple[str, Events], np.ndarray] = {}
         sets: dict[str, np.ndarray] = {}
-        for other in others:
+        for other in self._sharing(own, others):
             if other.records not in sets:
-                sets[other.records] = np.isin(own, self._records(other), assume_unique=True)
+                sets[other.records] = np.isin(own, self._set(other.records), assume_unique=True)
             shared = sets[other.records]
-            if not shared.any():
-                continue
             if (other.unit, other.adjacency) != (claim.unit, claim.adjacency):
                 raise Refused(
                     "unit",
@@ -278,13 +299,14 @@ class RecordBook:
             for row in _largest(table)
         ]
 
-    def _records(self, claim: PrivacyBudgetClaim) -> np.ndarray:
-        path = self.folder / RECORDS / f"{claim.records}.u8"
+    def _set(self, name: str) -> np.ndarray:
+        """Record digests of a client, sorted, by their hash."""
+        path = self.folder / RECORDS / f"{name}.u8"
         try:
             content = path.read_bytes()
         except OSError as error:
             raise _broken(f"{path}: {error.strerror}") from None
-        if hashlib.sha256(content).hexdigest() != claim.records:
+        if hashlib.sha256(content).hexdigest() != name:
             raise _broken(f"{path} was changed")
         return np.frombuffer(content, "<u8")
 
@@ -298,7 +320,7 @@ class RecordBook:
         if not lines:  # another process may have created records/, and been killed before it flushed the name
             self._disk.sync_folder(self.folder)
         line = claim_line(claim, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
-        self._disk.replace(self.folder / BOOK, *lines, line)
+        self._disk.replace(self.folder / BOOK, b"".join([*lines, line]))
         self._count([*lines, line])
 
     def _count(self, lines: list[bytes]) -> None:
@@ -316,8 +338,10 @@ class RecordBook:
         lines, tail = split_lines(content)
         if tail:
             raise _broken(f"{path} ends in a truncated line")  # it is replaced whole, never appended to
-        claims, prev = [], FIRST_PREV
-        for number, line in enumerate(lines):
+        same = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._known, lines, strict=False))
+        known = self._known = [one for one, _ in same]
+        prev = digest(known[-1][0]) if known else FIRST_PREV
+        for number, line in enumerate(lines[len(known) :], len(known)):
             try:
                 claim = read_claim(json.loads(line))
                 whole = claim_line(claim, number, prev) == line
@@ -325,10 +349,10 @@ class RecordBook:
                 raise _broken(f"{path}, line {number}: {problem}") from None
             if not whole:
                 raise _broken(f"{path}, line {number}: not the line that was written after the one before")
-            claims.append(claim)
+            known.append((line, claim))
             prev = digest(line)
         self._check_counter(lines)
-        return lines, claims
+        return lines, [claim for _, claim in known]
 
     def _check_counter(self, lines: list[bytes]) -> None:
         path = self.folder / COUNTER
