@@ -384,6 +384,8 @@ class ClientEndpoint:
         """Handle a message before WELCOME: only an answer to this boot's HELLO counts."""
         if header.kind not in ("WELCOME", "ERROR") or header.parent not in self._hellos:
             raise WireError("no-welcome", f"a {header.kind} before WELCOME")
+        if header.kind == "ERROR" and header.code == "sequence":
+            return  # a HELLO arrived twice; the answer to the first one, or to the next HELLO, counts
         if header.kind == "ERROR" and header.code == "duplicate":
             now = self._clock.now()
             self._duplicate_since = self._duplicate_since or now

@@ -122,6 +122,15 @@ def test_every_result_arrives_once_whatever_happens_to_the_messages(name: str) -
         assert set(up) | set(down) == {"sequence"}
 
 
+def test_a_client_whose_hello_came_twice_is_not_refused_by_the_answer_to_the_second_one() -> None:
+    recorder = Recorder(MessageRule(kinds=("hello",), duplicate=1.0), MessageRule(kinds=("welcome",), reorder=1.0))
+    with make_server(faults=recorder.injector) as server, make_client(server.address, 0) as client:
+        ends = Ends(server, client).joined()
+        server.send_task(0, 1, "small", {})
+        assert ends.round(client, 0, 1, UPDATE).kind == "result"
+        assert client.failures["sequence"] + server.failures["sequence"] >= 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["drop", "corrupt"])
 def test_a_payload_of_several_chunks_arrives_although_some_are_lost(what: str) -> None:
