@@ -79,6 +79,11 @@ class Results(Mapping[int, Arrays]):
         return {client: arrays[name] for client, arrays in self._answers.items()}
 
 
+def _arrays(tensors: Arrays) -> dict[str, np.ndarray]:
+    """Convert NumPy's numbers, which have no memory by which `memory_of` tells them apart, to arrays."""
+    return {name: np.asarray(value) for name, value in tensors.items()}
+
+
 class Federation(ABC):
     """The server's view of its clients; a subclass defines how tasks are delivered.
 
@@ -299,7 +304,8 @@ class Federation(ABC):
         asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
         self.needed = answers_needed(self.quorum if quorum is None else quorum, len(asked))
         self.reasons = {}
-        return {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
+        shared = _arrays(common or {})
+        return {client: {**shared, **_arrays(each[client] if each else {})} for client in asked}
 
     def _end(
         self, asked: list[int], answered: list[int], quorum: float | None = None, refusals_count: bool = False

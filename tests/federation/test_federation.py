@@ -12,7 +12,7 @@ from conftest import SMALL
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.tensors import pack
+from dpcfl_net.core.tensors import pack, read_only
 from dpcfl_net.core.types import Answer
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -26,7 +26,7 @@ from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.federation.release_check import client_endpoint_arguments
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint
+from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint, ServerEvent
 from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
 
 REFUSED = Answer("refused", code="quota", reason="no train is left")
@@ -316,6 +316,40 @@ def test_absent_clients_are_named(job, there, named):
         federation(*job, dict.fromkeys(there, shifted(0)), join_s=2),
     ):
         pass
+
+
+class Echo:
+    """An endpoint, and hosts, of clients that answer each task with its model."""
+
+    def __init__(self):
+        self.events = []
+
+    def send_task(self, client, number, task, payload):
+        sent = np.frombuffer(b"".join(payload.chunks), np.float32)
+        self.events.append(ServerEvent("result", client, number, task, status="release", tensors={"update": sent}))
+
+    def poll(self, timeout_s):
+        events, self.events = self.events, []
+        return events
+
+    def answer(self, task):
+        return Answer("release", pack({"update": np.array([read_only(task.tensors["model"])])}))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda protocol: NetworkFederation(protocol, Echo()),
+        lambda protocol: InProcessFederation(protocol, dict.fromkeys(protocol.clients, Echo())),
+    ],
+    ids=["network", "in-process"],
+)
+def test_each_client_gets_its_own_number_of_numpy(job, kind):
+    """An element of an array is such a number: each client got that of the first one, and a run in one process ended."""
+    protocol, rates = job[0].protocol, np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    each = {client: {"model": rates[client], "twice": 2 * rates[client]} for client in range(4)}
+    results = kind(protocol).call(algorithm_of(protocol).train, each=each)
+    assert [float(update[0]) for update in results.column("update").values()] == rates.tolist()
 
 
 @pytest.mark.parametrize(
