@@ -377,7 +377,7 @@ class Federation(ABC):
         """
         if problem := work_problem(work, self.clients):
             raise RunFailed(f"round {self.round}: {problem}")
-        self._submit(work)
+        self._submit(replace(work, tensors=_arrays(work.tensors)))
 
     def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
         """Wait until the next open task ends, in order of arrival.

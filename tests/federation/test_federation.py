@@ -24,6 +24,7 @@ from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import NetworkFederation
+from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 from dpcfl_net.federation.release_check import client_endpoint_arguments
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint, ServerEvent
@@ -339,7 +340,7 @@ class Echo:
 @pytest.mark.parametrize(
     "kind",
     [
-        lambda protocol: NetworkFederation(protocol, Echo()),
+        lambda protocol: AsynchronousNetworkFederation(protocol, Echo()),
         lambda protocol: InProcessFederation(protocol, dict.fromkeys(protocol.clients, Echo())),
     ],
     ids=["network", "in-process"],
@@ -350,6 +351,10 @@ def test_each_client_gets_its_own_number_of_numpy(job, kind):
     each = {client: {"model": rates[client], "twice": 2 * rates[client]} for client in range(4)}
     results = kind(protocol).call(algorithm_of(protocol).train, each=each)
     assert [float(update[0]) for update in results.column("update").values()] == rates.tolist()
+    fed = kind(protocol)
+    for client, tensors in each.items():
+        fed.submit(Participation(client, 1, "train", tensors))
+    assert [float(outcome.release["update"][0]) for outcome in fed.gather(4)] == rates.tolist()
 
 
 @pytest.mark.parametrize(
