@@ -18,7 +18,7 @@ Work = Literal["receive", "train", "wait", "send"]
 MOST_SPANS = 64  # in one message
 MOST_CLIENTS = 10**6  # in a list of the coordinator's notes
 MAX_NOTE = 3 << 20  # bytes of the coordinator's notes; a frame holds them
-MOST_LOSS = 1e40  # above the loss of every model whose outputs are float32; sums over all clients stay finite
+MOST_LOSS = 1e80  # above the loss, also squared, of every model whose outputs are float32; sums over all clients stay finite
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Time = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

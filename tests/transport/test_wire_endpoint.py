@@ -1288,6 +1288,14 @@ def test_observer_hears_models_figures_timings_and_the_end() -> None:
         assert main.dropped == worker.dropped == 0
 
 
+def test_observer_hears_the_largest_squared_error_of_float32_predictions() -> None:
+    """A client whose personal model had diverged in a regression ended when it reported its loss."""
+    largest = (2.0 * float(np.finfo("f4").max)) ** 2
+    with observer() as inbox, outbox(inbox.address, 1, KEYS[1]) as worker:
+        worker.personal(1, 0.0, largest)
+        assert collect(inbox, 1) == [Personal(1, 1, 0.0, largest)]
+
+
 def test_the_size_of_a_report_does_not_tell_whether_a_client_has_a_personal_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a secure sum it has one once its secret coin was in; encryption does not hide sizes from the network."""
     sizes, sent = [], observer_outbox.send
