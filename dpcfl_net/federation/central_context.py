@@ -269,6 +269,12 @@ class CentralContext:
             facts: `clients`, the ids of the drawn clients, and `labels`, a mapping of names to the cluster of each of them
                 (None: not known). The first name is that of the labels as clients sent them.
         """
+        if "clients" in facts:
+            facts["clients"] = [int(client) for client in facts["clients"]]
+        if "labels" in facts:
+            facts["labels"] = {
+                kind: [None if label is None else int(label) for label in labels] for kind, labels in facts["labels"].items()
+            }
         self._shown.update(facts)
 
     def ran(self) -> list[Event]:

@@ -34,7 +34,9 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, lowest_by_exponential_mechanism, randomised_response
 from dpcfl_net.privacy.slots import LabelledCentralSlot, LabelSlot, RawSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.transport.endpoint import Link
 from dpcfl_net.transport.keys import make_keys
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 
 REPLACED = {"epsilon": 20, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one", "noise": "seeded", "noise_seed": "5eed" * 16}  # fmt: skip
 RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 0.5}
@@ -237,6 +239,19 @@ def test_labels_of_a_sample_have_the_probabilities_that_are_charged():
         found += np.bincount(me.sampled_labels("round", [2] * 5), minlength=4)
     kept = RandomisedResponse(1.2, 4, 1).kept
     assert stats.chisquare(found, 2000 * np.array([(1 - kept) / 3, (1 - kept) / 3, kept, (1 - kept) / 3])).pvalue > 1e-6
+
+
+def test_the_observer_can_be_shown_labels_as_a_mechanism_returns_them():
+    """They are an array; notes of a server to the observer hold Python's whole numbers alone."""
+    me = central(1)
+    sample = me.sample("round")
+    named = me.sampled_labels("round", [2] * 5)
+    me.show_observer(clients=np.array(sample), labels={"as released": named, "as sent": [None, *named[1:]]})
+    link = Link("ab12", "0" * 64, security="none")
+    with ObserverOutbox("tcp://127.0.0.1:9", link, sender="coordinator", patience_s=0.0) as outbox:
+        outbox.models(1, [0], np.zeros((1, 2), np.float32), **me._shown)
+    labels = named.tolist()
+    assert me._shown == {"clients": sample, "labels": {"as released": labels, "as sent": [None, *labels[1:]]}}
 
 
 def test_a_round_without_exactly_one_release_of_labels_is_not_what_was_charged():
