@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -17,7 +17,7 @@ Rounds = tuple[int, int]
 Forward = Callable[[bytes | memoryview, bytes | memoryview | None], bool]
 OVERTAKEN_S = 0.5  # longest wait of a reordered message for the one that overtakes it
 KNOWN = 1 << 16  # ids of messages kept to name their chunks and acknowledgements
-OLD_ROUNDS = 3  # rounds after which attempts are forgotten
+OLD_ROUNDS = 3  # rounds of a client after which attempts are forgotten
 PARTITION = "partition"
 
 
@@ -172,7 +172,7 @@ class FaultInjector:
         self._faults, self._on_fault, self._clock = faults, on_fault, clock
         self._links: dict[tuple[int, Direction], deque[_Held]] = {}  # those with messages on their way
         self._known: OrderedDict[str, tuple[str, int, str]] = OrderedDict()  # message id to kind, round and task
-        self._attempts: Counter[tuple[int | str, ...]] = Counter()
+        self._attempts: defaultdict[int, Counter[tuple[str, str, int, str, int]]] = defaultdict(Counter)  # by client
         self._parted: set[tuple[int, Direction, int]] = set()
 
     def begin(self, round: int) -> None:
@@ -183,7 +183,6 @@ class FaultInjector:
         """
         if round != self.round:
             old = round - OLD_ROUNDS
-            self._attempts = Counter({key: count for key, count in self._attempts.items() if int(key[3]) > old})
             self._parted = {key for key in self._parted if key[2] > old}
             self.round = round
 
@@ -289,9 +288,13 @@ class FaultInjector:
             parent, round, task = self._known.get(header.parent, about)
             about = kind if header.kind != "CHUNK" else parent, round, task
             part = header.index if header.kind == "CHUNK" else -1
-        key = (client, direction, about[0], about[1], about[2], part)
-        self._attempts[key] += 1
-        return Message(client, direction, *about, part, self._attempts[key])
+        attempts = self._attempts[client]
+        if header.kind == "TASK":  # not with a task of another client, which may be many rounds ahead
+            for old in [key for key in attempts if key[2] <= header.round - OLD_ROUNDS]:
+                del attempts[old]
+        key = (direction, *about, part)
+        attempts[key] += 1
+        return Message(client, direction, *about, part, attempts[key])
 
 
 def damaged(

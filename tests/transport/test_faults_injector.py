@@ -224,6 +224,18 @@ def test_late_messages_keep_their_order_and_reordered_ones_change_it() -> None:
     assert max(abs(place - number) for place, number in enumerate(arrived)) < 5
 
 
+def test_a_message_meets_its_next_fault_when_it_is_repeated_also_if_other_clients_are_many_rounds_ahead() -> None:
+    """In asynchronous rounds a lost task of a slow client met the same fault with each repetition: it never arrived."""
+    recorder = Recorder(MessageRule(clients=(0,), drop=1.0))
+    stamp = Stamp("ab12", "0" * 64)
+    for client, number in ((0, 2), (1, 20), (0, 2), (1, 21), (0, 2), (0, 9), (0, 2)):
+        recorder.injector.begin(number)
+        header = stamp.header(kind="TASK", round=number, task="train")
+        recorder.injector.carry("down", client, header, b"task", None, lambda data, chunk: True)
+    attempts = [(fault.message.round, fault.message.attempt) for fault in recorder.faults]
+    assert attempts == [(2, 1), (2, 2), (2, 3), (9, 1), (2, 1)]  # a later task ends a client's count
+
+
 def test_each_look_for_late_messages_costs_only_the_clients_that_have_some() -> None:
     """The server looks in each exchange of messages: with 10,000 clients a look took 26 ms."""
     looks: list[float] = []
