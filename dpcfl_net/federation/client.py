@@ -189,7 +189,9 @@ class Client:
         """
         records = self._validation_records()
         sensitivity = max_loss if self.protocol.privacy.unit == "client" else max_loss / len(records)
-        return float(self._noisy(slot, np.array([self._mean_loss(model, max_loss)]), sensitivity)[0])
+        # Slightly below max_loss, so that rounding of the mean cannot exceed the sensitivity, as in `mechanisms.shortened`.
+        mean = self._mean_loss(model, max_loss * (1 - 1e-9))
+        return float(self._noisy(slot, np.array([mean]), sensitivity)[0])
 
     def noisy_update(self, slot: str, model: np.ndarray) -> np.ndarray:
         """Train by plain SGD, clip the update to C, and add noise that protects the whole client.
@@ -242,16 +244,17 @@ class Client:
         empty = row_of([])
         if empty.shape[:-1] != (1,):
             raise ValueError(f"statistics must map a record, (1, d), to one row, (1, m), got the shape {empty.shape}")
-        total = np.zeros(empty.shape[1])
-        for record in range(len(self._data)):
+        total, records = np.zeros(empty.shape[1]), len(self._data)
+        # A sum of N rows is rounded by at most 2^-53 N (N + 1) / 2 bounds, and two sums differ by twice that and one row.
+        clip = bound * (1 - 2.0**-52 * records**2)
+        for record in range(records):
             try:
                 found = row_of([record])
-                norms = np.linalg.norm(found, axis=1, keepdims=True)
-                clipped = found * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+                clipped = shortened([*found], clip)
             except Exception:
                 continue
-            if found.shape == empty.shape:
-                total += np.where(np.isfinite(norms), clipped, 0.0)[0]
+            if found.shape == empty.shape and clipped:
+                total += clipped[0]
         return self._noisy(slot, total, bound, vector=True).astype(np.float32)
 
     def masked_update(self, slot: str, contribute: Callable[[], np.ndarray]) -> np.ndarray:

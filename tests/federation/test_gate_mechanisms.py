@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from contextlib import suppress
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from gates import (
 )
 
 from dpcfl_net.core.types import Release
+from dpcfl_net.federation import client as client_module
 from dpcfl_net.federation.client import Client, slot_key
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.mechanisms import exponential_mechanism
@@ -122,6 +124,56 @@ def test_a_bound_whose_noise_is_infinite_or_vanishes_is_refused(bound):
     with pytest.raises(ValueError, match=r"the noise of slot 'sum', .* is .*: must be 1e-100 to 1e\+100"):
         me.noisy_sum("sum", lambda x: x, bound)
     assert me.ran == []
+
+
+def test_no_rounding_makes_a_row_longer_than_its_bound(totals):
+    """Rows at their bound were longer than it by the rounding of norm and product, in about a third of the cases."""
+    rng = np.random.default_rng(0)
+    for bound in (0.1, 1.0, 3.0):
+        for row in rng.normal(size=(20, 12)):
+            (total,) = totals([row * 100], bound)
+            assert sum(Fraction(float(x)) ** 2 for x in total) <= Fraction(bound) ** 2
+
+
+def test_no_rounding_makes_a_record_move_a_sum_by_more_than_its_bound(totals):
+    """Half a unit in the last place of the sum is rounded up at 4,096 and not below it, as often as there are records."""
+    ones, tiny = np.ones((4097, 1)), np.full((4096, 1), 2.0**-41 * (1 + 1e-9))
+    for bound in (1.0, 1 - 2.0**-20):
+        without, held = totals([0 * ones[:1], *ones[1:], *tiny], bound), totals([*ones, *tiny], bound)
+        assert Fraction(float(held[0, 0])) - Fraction(float(without[0, 0])) <= Fraction(bound)
+
+
+def test_no_rounding_makes_a_record_move_a_mean_loss_by_more_than_the_noise_covers(monkeypatch):
+    """1 - 2 / 3 is more than 1 / 3 in float64, whose noise is that of 1 / 3."""
+    released = []
+    monkeypatch.setattr(client_module, "gaussian_on_grid", lambda value, *rest: released.append((value, *rest[:1])) or value)
+    for losses in ([5.0, 5.0, 5.0], [0.0, 5.0, 5.0]):
+        me = FakeMechanisms.client(Charge(bytes(32), {"loss": GaussianSlot("loss", doubles=False)}, 1.0, "zero-out"))
+        me._engine = SimpleNamespace(evaluator=SimpleNamespace(each=lambda *given, losses=losses: (np.array(losses), None)))
+        me._validation = lambda: [0, 1, 2]
+        me.noisy_loss("loss", np.zeros(2, np.float32), 1.0)
+    (held, deviation), (without, _) = released
+    assert Fraction(float(held[0])) - Fraction(float(without[0])) <= Fraction(deviation)
+
+
+@pytest.fixture
+def totals(monkeypatch):
+    """Function of rows (n of (m,)) and a bound: the sum before the noise, (1, m), of `noisy_sum` on n records with these rows."""
+    found = []
+    monkeypatch.setattr(client_module, "gaussian_on_grid", lambda total, *rest: found.append(total.copy()) or total)
+
+    class Rows(list):
+        def batch(self, rows, size):
+            shown = self[rows[0]] if len(rows) else 0 * self[0]
+            return torch.from_numpy(shown[None].copy()), torch.zeros(1, dtype=torch.int64)
+
+    def total(rows, bound):
+        me = FakeMechanisms.client(Charge(bytes(32), {"sum": GaussianSlot("sum")}, Z, "zero-out"))
+        me._data = Rows(rows)
+        me.noisy_sum("sum", lambda x: x, bound)
+        return np.atleast_2d(found.pop())
+
+    return total
 
 
 def test_a_secure_sum_of_another_unit_or_without_a_group_is_refused():
