@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from dpcfl_net.clustering import mixture
+from dpcfl_net.clustering.known_noise import KnownNoise
 from dpcfl_net.clustering.mixture import MixtureFit, Space
 
 PASSES = 2
@@ -30,7 +31,8 @@ def fit(
 
     The Gram matrix of n updates takes n^2 p / 2 multiplications, and its eigenvectors n^3: a sample bounds both. The other
     updates get the component of highest responsibility. The centres of a sample are noisier than those of all updates, so
-    every pass computes the centres of all updates and assigns all updates again, which takes M n p.
+    every pass computes the centres of all updates and assigns all updates again, which takes M n p. Updates of unequal known noise
+    have the inverse of their noise's variance as weight.
 
     Args:
         updates: n rows of p float32.
@@ -54,6 +56,7 @@ def fit(
         raise ValueError(f"sample must be at least 2, got {sample}")
     if n <= sample or (clusters is not None and clusters > sample):
         return mixture.fit(updates, **given, noise_deviation=noise_deviation)  # type: ignore[arg-type]
+    weights = np.ones(n) if noise_deviation is None else KnownNoise.of(noise_deviation, n, len(updates[0])).weights_of(n)
     rows = np.sort(np.random.Generator(np.random.PCG64([seed, n])).permutation(n)[:sample])
     each = noise_deviation if noise_deviation is None or np.ndim(noise_deviation) == 0 else np.asarray(noise_deviation)[rows]
     part = mixture.fit([updates[k] for k in rows], **given, noise_deviation=each)  # type: ignore[arg-type]
@@ -62,7 +65,7 @@ def fit(
     labels = np.full(n, -1)
     labels[rows] = part.labels
     for _ in range(1 + PASSES if part.clusters > 1 else 0):
-        posteriors = _responsibilities(updates, labels, part.clusters)
+        posteriors = _responsibilities(updates, labels, part.clusters, weights)
         labels = posteriors.argmax(axis=1)
     if part.clusters == 1:
         posteriors, labels = np.ones((n, 1)), np.zeros(n, np.int64)
@@ -86,40 +89,45 @@ def _blocks(updates: np.ndarray | Sequence[np.ndarray]) -> Iterator[tuple[slice,
         yield where, block
 
 
-def _responsibilities(updates: np.ndarray | Sequence[np.ndarray], labels: np.ndarray, clusters: int) -> np.ndarray:
+def _responsibilities(
+    updates: np.ndarray | Sequence[np.ndarray], labels: np.ndarray, clusters: int, weights: np.ndarray
+) -> np.ndarray:
     """Assign all updates to the centres of the labelled ones (label -1: none); posteriors, (n, M).
 
-    A squared distance from an estimated centre of k updates exceeds that from the true one by p s^2 / k: that is subtracted, or
-    updates would go to the largest cluster. The centre of an update's own cluster is taken without the update.
+    Weights, (n,), are inverse noise variances relative to s^2. A squared distance from an estimated centre of updates with the
+    total weight W exceeds that from the true one by p s^2 / W: that is subtracted, or updates would go to the largest cluster. The
+    centre of an update's own cluster is taken without the update.
     """
     p, counts = len(updates[0]), np.bincount(labels[labels >= 0], minlength=clusters).astype(np.float64)
+    own = labels[:, None] == np.arange(clusters)
+    pull = own * weights[:, None]
+    masses = pull.sum(axis=0)
     centres = np.zeros((clusters, p))
     for where, block in _blocks(updates):
-        for m in range(clusters):
-            centres[m] += block[labels[where] == m].sum(axis=0)
-    centres /= np.maximum(counts, 1)[:, None]
+        centres += pull[where].T @ block
+    centres /= np.where(counts > 0, masses, 1)[:, None]
     squared = np.empty((len(updates), clusters))
     for where, block in _blocks(updates):
         squared[where] = ((block**2).sum(axis=1)[:, None] - 2 * block @ centres.T) + (centres**2).sum(axis=1)
-    own = labels[:, None] == np.arange(clusters)
-    others = counts - own  # updates in each centre besides the row itself
-    squared[own] *= (counts / np.maximum(others, 1))[own] ** 2
-    inside = squared[own] / (1 + 1 / np.maximum(others[own], 1))
+    # Weight of each centre without the row itself; of an only member its own.
+    others = np.where(counts - own < 1, weights[:, None], masses - pull)
+    squared[own] *= (masses / others)[own] ** 2
+    inside = squared[own] / (1 / pull[own] + 1 / others[own])
     variance = float(inside.mean()) / p
-    squared -= p * variance / np.maximum(others, 1)
+    squared -= p * variance / others
     squared[:, counts == 0] = np.inf
     exponent = -(squared - squared.min(axis=1, keepdims=True)) / (
-        2 * max(variance, np.finfo(float).tiny) * _blur(centres, counts, variance)
+        2 * max(variance, np.finfo(float).tiny) * _blur(centres, masses, variance)
     )
-    weights = counts / counts.sum() * np.exp(exponent)
-    return weights / weights.sum(axis=1, keepdims=True)
+    shares = counts / counts.sum() * np.exp(exponent * weights[:, None])
+    return shares / shares.sum(axis=1, keepdims=True)
 
 
-def _blur(centres: np.ndarray, counts: np.ndarray, variance: float) -> float:
+def _blur(centres: np.ndarray, masses: np.ndarray, variance: float) -> float:
     """Factor by which errors of the centres widen the log-odds of the closest pair, 1 for exact centres; at most 100."""
     worst, p = 1.0, centres.shape[1]
-    for a, b in combinations(np.flatnonzero(counts), 2):
-        error = p * variance * (1 / counts[a] + 1 / counts[b])
+    for a, b in combinations(np.flatnonzero(masses), 2):
+        error = p * variance * (1 / masses[a] + 1 / masses[b])
         found = float(((centres[a] - centres[b]) ** 2).sum())
         worst = max(worst, found / max(found - error, found / 100) if found else 100.0)
     return worst

@@ -83,6 +83,21 @@ def test_updates_of_a_sample_have_their_own_noise():
     assert not found.outliers.any()
 
 
+def test_updates_of_much_noise_do_not_hide_the_clusters_of_the_others():
+    """Half of the updates have 36 times the variance: with equal weights they moved all centres to one place."""
+    x, truth = updates([50, 100, 150], 4, seed=2)
+    rng = np.random.default_rng(7)
+    deviations = rng.permutation(np.repeat([1.0, 6.0], 150))
+    x += (rng.standard_normal(x.shape) * np.sqrt(deviations**2 - 1)[:, None]).astype(np.float32)
+    found = sampled.fit(x, sample=100, clusters=3, seed=1, noise_deviation=deviations)
+    clear = deviations == 1
+    assert adjusted_rand_index(np.array(truth)[clear].tolist(), found.labels[clear].tolist()) > 0.95
+    # Calibrated: as many of the others are in their cluster as their responsibilities say.
+    names = [np.bincount(np.array(truth)[clear & (found.labels == m)]).argmax() for m in range(3)]
+    right = np.array(names)[found.labels[~clear]] == np.array(truth)[~clear]
+    assert right.mean() == pytest.approx(found.posteriors[~clear].max(axis=1).mean(), abs=0.1)
+
+
 def test_few_updates_are_fitted_as_without_a_sample_and_equal_seeds_give_equal_fits():
     x, _ = updates([10, 10], 6)
     whole, same = mixture.fit(x, clusters=2, seed=5), sampled.fit(x, sample=20, clusters=2, seed=5)
