@@ -1,4 +1,4 @@
-"""The server's best guess of a client's cluster from its choices: exact bounds, posterior, and simulated probability."""
+"""The server's guess of a client's cluster, named most often: exact bounds, posterior, and simulated probability."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def right_after(epsilon: float, clusters: int, rounds: int) -> tuple[float, ...]
 
     A choice names the secret cluster with the largest probability that epsilon allows, p = e^epsilon / (e^epsilon + clusters
     - 1), and each other cluster with equal probability: the exponential mechanism with scores that are epsilon apart. With a uniform
-    prior, the best guess is the cluster named most often, with ties broken uniformly.
+    prior, the best guess is the cluster named most often, with ties broken uniformly. No scores within epsilon make this guess better.
+    With four clusters or more, other scores and another guess may: two models with the larger score, in changing pairs.
 
     The result is exact. The secret cluster is named n ~ Binomial(t, p) times. It wins with probability
     sum_a P(a of the others fewer than n times, the rest at most n times) / clusters, averaged over the order of breaking ties.

@@ -28,8 +28,8 @@ class Curves:
         clients: Number of clients with that many choices.
         measured: In this run.
         predicted: Of the mechanism on the clients' scores; 1 for raw choices.
-        at_most: Bound for epsilon = eta N, where all records of a client decide; 1 for raw choices.
-        one_record: Bound for epsilon = eta, where one record decides; 1 for raw choices.
+        at_most: Bound of this guess for epsilon = eta N, where all records of a client decide; 1 for raw choices.
+        one_record: Bound of this guess for epsilon = eta, where one record decides; 1 for raw choices.
         agreement: Adjusted Rand index between all guesses and the true clusters.
     """
 
@@ -147,7 +147,7 @@ def _sentences(recording: Recording, own: Curves) -> list[str]:
     return [
         f"Each choice is made by the exponential mechanism with eta = {_range(recording.etas)} per record. This protects one record: a "
         f"secret that one record decides is guessed correctly with probability at most {one_record:.2f} after "
-        f"{'one choice' if count == 1 else f'{count} choices'}.",
+        f"{'one choice' if count == 1 else f'{count} choices, by counting them: a server that crafts the models may do better'}.",
         f"A client's cluster is not such a secret, since all its {_range(records, 'd')} records contribute to it. Its bound is that of epsilon "
         f"{_range(epsilons)} per choice: {_first_and_last(own.at_most)}"
         f"{'' if equal else ', means over the clients'}. "
