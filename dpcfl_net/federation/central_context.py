@@ -136,7 +136,7 @@ class CentralContext:
         one_hot = np.zeros((len(rows), blocks))
         for k, label in enumerate(rows):
             if label is not None and 0 <= label < blocks:
-                one_hot[k, label] = length
+                one_hot[k, label] = length * (1 - 1e-9)  # as `mechanisms.shortened`: the sensitivity is rounded
         return self._noisy(slot, part, one_hot, sensitivity)
 
     def randomised_labels(self, slot: str, labels: Sequence[int | None]) -> np.ndarray:

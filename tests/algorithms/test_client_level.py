@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import observer_assigns, privacy_statement, replace_one_epsilon
+from dpcfl_net.federation import central_context
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.clipped_sums import ClippedSums
@@ -273,6 +275,21 @@ def test_noisy_labels_are_of_a_sample_of_fixed_size_and_their_noise_covers_one_o
     me = context(POISSON, keys(1)[0])
     with pytest.raises(ValueError, match="slot 'round' has sampling 'poisson': must be 'fixed' for labels"):
         me.noisy_labels("round", "sums", [0] * len(me.sample("round")), 2, 0.1, 0.2)
+
+
+def test_no_rounding_makes_a_label_move_by_more_than_its_noise_covers(monkeypatch):
+    """sqrt(2) * length in float64 was below its value for 1 of 14 lengths."""
+    seen = []
+    monkeypatch.setattr(
+        central_context, "gaussian_on_grid", lambda rows, deviation, noise: seen.append((rows, deviation)) or rows
+    )
+    for length in np.random.default_rng(0).random(40):
+        me = context(FIXED, keys(1)[0], noise=0.5)  # of a quarter of 1 / z^2: the deviation is the sensitivity
+        me.sample("round")
+        me.noisy_labels("round", "labels", [0, 1, 0, 0, 0], 2, float(length), math.sqrt(2) * float(length))
+        rows, deviation = seen.pop()
+        moved = sum(Fraction(float(a) - float(b)) ** 2 for a, b in zip(rows[0], rows[1], strict=True))
+        assert moved <= Fraction(deviation) ** 2
 
 
 # ---- rebalancing
