@@ -215,7 +215,8 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
             soft_until = self.secure_from - 1 - self.window
         models = np.repeat(theta[None], fit.clusters, axis=0)  # line 13
         if self.options.warm_start:
-            weights = fit.posteriors / np.maximum(fit.posteriors.sum(axis=0), 1e-12)
+            pull = fit.posteriors * self.first_weights([*updates])
+            weights = pull / np.maximum(pull.sum(axis=0), 1e-12)
             models = models + (weights.T @ stacked).astype(np.float32)
         shown = {"phase": "first", "MSS": float(fit.mss), "uncorrected MSS": float(fit.mss_plain), "MPO": float(fit.mpo)}
         shown |= membership(fit, [*updates])
@@ -254,6 +255,20 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         local, roster = self.protocol.local, [self.protocol.client(client) for client in clients]
         step = local.lr * local.clip * math.sqrt(local.epochs)
         return np.array([step * given(e.noise_multiplier) / e.records for e in roster]) if roster else None
+
+    def first_weights(self, clients: Sequence[int]) -> np.ndarray:
+        """Return the weights of first updates beside their posteriors: 1, or with `weights: noise` their inverse noise variances.
+
+        Args:
+            clients: Clients of the updates.
+
+        Returns:
+            The weights, (n, 1) or (1, 1).
+        """
+        deviations = self.noise_deviations(clients)
+        if deviations is None or getattr(self.options, "weights", None) is None:
+            return np.ones((1, 1))
+        return np.square(deviations.min() / deviations)[:, None]
 
     @property
     def earliest(self) -> int:

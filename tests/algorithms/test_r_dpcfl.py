@@ -188,6 +188,19 @@ def test_warm_start_adds_the_posterior_weighted_mean_update(protocol):
         np.testing.assert_allclose(state.models[state.assignment[client]], theta + np.mean(pair, axis=0), rtol=1e-4, atol=1e-5)
 
 
+def test_a_warm_start_weighs_updates_by_their_noise_if_means_do(protocol):
+    """An update of nine times the variance had the same weight in the models that all rounds start from."""
+    noise = [protocol.roster[0].noise_multiplier * (3 if entry.id % 2 else 1) for entry in protocol.roster]
+    roster = [entry.model_copy(update={"noise_multiplier": noise[entry.id]}) for entry in protocol.roster]
+    options = {**protocol.options, "warm_start": True, "weights": "noise"}
+    fed, (state,) = run(protocol.model_copy(update={"roster": roster}), clustered, 1, options=options)
+    theta = fed.initial_model()
+    for pair in range(4):
+        deltas = [clustered(2 * pair + k, "first_round_update", 1, {"model": theta})["update"] for k in range(2)]
+        moved = state.models[state.assignment[2 * pair]] - theta
+        np.testing.assert_allclose(moved, np.average(deltas, axis=0, weights=[9, 1]), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["r-dpcfl", "rc-dpfl"])
 def test_a_cluster_moves_by_the_mean_of_its_members_deltas(protocol, name):
     """Algorithm 1 of R-DPCFL weighs them alike, that of RC-DPFL by records."""
