@@ -9,6 +9,7 @@ import multiprocessing
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from scipy.stats import binom, chi2, norm
 from simulate import simulate
 
 from dpcfl_net.algorithms.global_model import Global
-from dpcfl_net.attacks.audit import bounds
+from dpcfl_net.attacks.audit import bounds, page
 from dpcfl_net.attacks.audit.audit import audit_run
 from dpcfl_net.attacks.audit.bounds import Errors, Tail, TradeOff, by_gdp, by_guesses, gdp_epsilon
 from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD, SEED, SERVER, TWO_CLIENTS, TWO_ROUNDS, Scores
@@ -437,6 +438,22 @@ def test_the_best_of_several_shares_is_held_to_a_part_of_alpha():
     accuracy = (0.05 / len(bounds.SHARES)) ** (1 / 20)
     found = by_guesses(np.arange(100.0), np.arange(100) >= 50, 0.0, 0.05)
     assert found == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-4)
+
+
+def test_a_point_of_the_figure_is_below_the_line_only_if_the_claim_is_broken():
+    """Limits of 95 % were drawn, so that luck put a point of a sound run below the line, which the caption calls a broken claim."""
+    claim, bits = TradeOff.of([[SampledGaussian(1.0, 1.0, 1)]]), np.arange(2000) < 1000
+    record = SimpleNamespace(subject="", remarks=[], protocol=SimpleNamespace(experiment_hash=""))
+    for missed, stands in ((270, True), (240, False)):
+        values = np.where(bits, 1.0, -1.0)
+        values[:missed] *= -1
+        values[1000 : 1000 + missed] *= -1
+        found = judge([Scores(EVERY_STEP, LIKELIHOOD, values, bits)], claim, 100.0, 1e-5, 1e-3)
+        facts = {"claimed": 100.0, "delta": 1e-5, "broken": [*found[0].broken], "false_alarm": 1e-3}
+        _, point = page.page(record, found, claim, [], facts, 0.05).figure["data"]
+        below = point["y"][0] < claim.min_false_negatives(np.array(point["x"]))[0]
+        assert (found[0].broken == (), not below) == (stands, stands)
+    assert claim.refuted(*Errors(270, 1000, 270, 1000).at_most(0.05))
 
 
 def test_the_largest_bound_by_guesses_is_that_of_the_page():

@@ -35,6 +35,11 @@ class Bounds:
     noise: float | None
     broken: tuple[str, ...]
 
+    @property
+    def tests(self) -> int:
+        """Number of tests of the claim by this score."""
+        return 2 + (self.tail is not None) + (self.noise is not None)
+
 
 def judge(
     scores: Sequence[Scores], nominal: TradeOff, epsilon: float, delta: float, false_alarm: float, alpha: float = ALPHA

@@ -39,9 +39,9 @@ def page(
         sentences=[*_sentences(record, facts, alpha), *notes],
         columns=COLUMNS,
         rows=[_row(each) for each in bounds],
-        figure=_figure(bounds, nominal, alpha),
+        figure=_figure(bounds, nominal, facts["false_alarm"] / sum(each.tests for each in bounds)),
         caption="Line: errors that the claim allows for any test on one record. Points: tests of this audit; a point below "
-        f"the line breaks the claim. Points are upper limits ({1 - alpha:.0%}).",
+        "the line breaks the claim. Points are upper limits at the level of the tests.",
         facts=facts,
         keys=2,
     )
@@ -83,7 +83,7 @@ def _row(bounds: Bounds) -> list[str]:
     ]  # fmt: skip
 
 
-def _figure(bounds: Sequence[Bounds], nominal: TradeOff, alpha: float) -> dict[str, Any]:
+def _figure(bounds: Sequence[Bounds], nominal: TradeOff, level: float) -> dict[str, Any]:
     rates = np.linspace(0, 1, 201)
     claimed = {
         "type": "scatter", "mode": "lines", "name": "claimed", "x": rates.tolist(), "y": nominal.min_false_negatives(rates).tolist(),
@@ -91,7 +91,7 @@ def _figure(bounds: Sequence[Bounds], nominal: TradeOff, alpha: float) -> dict[s
     }  # fmt: skip
     points = []
     for index, each in enumerate(bounds):
-        x, y = each.errors.at_most(alpha)
+        x, y = each.errors.at_most(level)
         points.append({
             "type": "scatter", "mode": "markers", "name": f"{each.view}: {each.kind}", "x": [x], "y": [y],
             "marker": {"color": figures.colour(index), "symbol": figures.SYMBOLS[index % len(figures.SYMBOLS)], "size": 11},
