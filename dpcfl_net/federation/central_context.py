@@ -14,6 +14,7 @@ from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.federation.in_order import Take
+from dpcfl_net.privacy.client_level import rounding_factor
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.mechanisms import check_bound, gaussian_on_grid, lowest_by_exponential_mechanism, randomised_response
 from dpcfl_net.privacy.normal_stream import NormalStream
@@ -211,7 +212,7 @@ class CentralContext:
             raise ValueError(
                 f"client {outside[0]} is not in the sample of slot {slot!r}: epsilon counts on the sample being secret and random"
             )
-        sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
+        sensitivity = self._unit(sums) * (2 if self._slot(slot).sampling == "fixed" else 1)
         noisy, counts = sums.split(self._noisy(slot, part, sums.total, sensitivity))
         self._totals.append((sums.clip, noisy))
         return noisy, counts
@@ -233,7 +234,7 @@ class CentralContext:
             raise ValueError(f"the participation of client {uncharged[0]} was not charged")
         z = self._charge.z
         self._noised += [(name, "sums", z) for name in self._charge.slots if name.startswith(slot_of(slot, ""))]
-        return sums.split(gaussian_on_grid(sums.total, z * sums.unit, NormalStream(self._key(slot), "noise sums")))[0]
+        return sums.split(gaussian_on_grid(sums.total, z * self._unit(sums), NormalStream(self._key(slot), "noise sums")))[0]
 
     def audit_problem(self, release: Release) -> str:
         """Say why an audit cannot read a release: it scores noisy sums of updates that were clipped to `local.clip`.
@@ -298,6 +299,10 @@ class CentralContext:
             if name in self._sampled and labelled and sorted(e for e in self._noised if e[0] == name) == planned:
                 events.append(spec.event(z, self._charge.adjacency))
         return events
+
+    def _unit(self, sums: ClippedSums) -> float:
+        """Largest L2 norm by which one client moves sums; the number of all clients bounds their rounding, since it is public."""
+        return sums.unit * rounding_factor(len(self._fed.clients))
 
     def _noisy(self, slot: str, part: str, values: np.ndarray, sensitivity: float) -> np.ndarray:
         z = self._slot(slot).part_noise(self._charge.z, part)

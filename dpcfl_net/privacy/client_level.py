@@ -6,6 +6,7 @@ import math
 
 # Scale of the count that is released with an update of norm `clip`: its noise is about 4 z clients, and the norm grows by 3 %.
 COUNT_SCALE = 0.25
+_FEW = 2000  # clients for whose sum the margin of clipped updates (`mechanisms.shortened`) covers the rounding, 4.4e-10 of a norm
 
 
 def labels_first_sensitivity(clip: float, label_clip: float) -> tuple[float, float]:
@@ -38,6 +39,21 @@ def block_norm(clip: float) -> float:
         C * sqrt(1 + COUNT_SCALE^2).
     """
     return clip * math.hypot(1.0, COUNT_SCALE)
+
+
+def rounding_factor(clients: int) -> float:
+    """Compute the factor by which rounding of a sum over clients can exceed the sensitivity of the exact sum.
+
+    The i-th addition in float64 is off by at most 2^-53 of the partial sum's norm, which is at most i updates' norms. So a sum of
+    n vectors is off by at most 2^-53 n (n + 1) / 2 norms, and two sums differ by at most twice that more than the exact ones.
+
+    Args:
+        clients: Largest number n of clients in the sum; public.
+
+    Returns:
+        1 + 2^-53 n (n + 1); 1 for at most 2,000 clients.
+    """
+    return 1 + 2.0**-53 * clients * (clients + 1) if clients > _FEW else 1.0
 
 
 def joint_noise(*noise_multipliers: float) -> float:
