@@ -6,7 +6,8 @@ import math
 
 # Scale of the count that is released with an update of norm `clip`: its noise is about 4 z clients, and the norm grows by 3 %.
 COUNT_SCALE = 0.25
-_FEW = 2000  # clients for whose sum the margin of clipped updates (`mechanisms.shortened`) covers the rounding, 4.4e-10 of a norm
+# Up to this many clients the margin of clipped updates (`mechanisms.shortened`) covers the rounding of a sum, 4.4e-10 of a norm.
+_FEW = 2000
 
 
 def labels_first_sensitivity(clip: float, label_clip: float) -> tuple[float, float]:

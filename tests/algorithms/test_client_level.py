@@ -295,7 +295,9 @@ def test_no_rounding_makes_a_label_move_by_more_than_its_noise_covers(monkeypatc
 def test_no_rounding_of_a_sum_makes_a_client_move_it_by_more_than_its_noise_covers(monkeypatch):
     """Sums from 4096 on were rounded up by half a unit in each addition, those below, without one client, were exact."""
     deviations = []
-    monkeypatch.setattr(central_context, "gaussian_on_grid", lambda rows, deviation, noise: deviations.append(deviation) or rows)
+    monkeypatch.setattr(
+        central_context, "gaussian_on_grid", lambda rows, deviation, noise: deviations.append(deviation) or rows
+    )
     me = context(CentralSlot("round", "poisson", 10_000, 10_000), keys(1)[0], clients=10_000)
     vectors = [np.array([1.0])] * 4097 + [np.array([1.5 * 2.0**-40])] * 5903
     totals = []
