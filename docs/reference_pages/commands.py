@@ -107,5 +107,6 @@ def _value(kind: Any) -> str:
 
 def _limits(info: Any) -> str:
     """Return the range of a number in words."""
-    parts = [f"{word} {value:,}" for word, value in (("from", info.min), ("to", info.max)) if value is not None]
+    to = "at most" if info.min is None else "to"
+    parts = [f"{word} {value:,}" for word, value in (("from", info.min), (to, info.max)) if value is not None]
     return " ".join(parts)

@@ -177,6 +177,7 @@ def test_vectors_of_leaf_need_no_shape(tmp_path):
         ('{"users": ["a"], "user_data": {"a": {"x": [[1]], "y": [0.5]}}}', "labels must be whole numbers"),
         ('{"users": ["a"], "user_data": {"a": {"x": ["ab"], "y": ["c"]}}}', "overlap"),
         ('{"users": ["a"], "user_data": {"a": {"x": ["ab", "b"], "y": ["c", "d"]}}}', "texts of one length"),
+        ('{"users": ["a"], "user_data": {"a": {"x": ["ab"], "y": ["cd"]}}}', "must be one character, the next one, got 'cd'"),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}}', "no user has a record"),
         ('{"users": ["a", "a"], "user_data": {"a": {"x": [[1]], "y": [0]}}}', "users lists 'a' more than once: its records"),
         (DEEP, "not readable JSON: it is nested too deeply"),

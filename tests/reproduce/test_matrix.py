@@ -247,7 +247,8 @@ def test_a_broken_cell_is_named(tmp_path):
     [
         (["all", "r-dpcfl/fig3"], "'all' is given together with figures"),
         (["r-dpcfl/fig3", "--only", "r-dpcfl"], "belongs to `dpcfl reproduce all`"),
-        (["matrix", "--time-budget", "2h"], "has no meaning with matrix"),
+        (["matrix", "--time-budget", "2h", "--jobs", "2"], "--time-budget, --jobs: not with matrix, which runs nothing"),
+        (["--list", "--scale", "paper"], "--scale: not with --list, which lists every figure"),
         (["r-dpcfl/fig3", "--time-budget", "2"], "must be a number with s, m or h"),
         (["all", "--only", "nobody"], "must be one of em-fdro, mr-mtl, r-dpcfl, rc-dpfl, rr-cluster"),
         (["matrix", "--out", "/nowhere/at/all"], "no such folder"),

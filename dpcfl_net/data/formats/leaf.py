@@ -69,7 +69,10 @@ def _table(path: Path, files: FileSource) -> Table | None:
         return None
     names = np.repeat(np.array([str(user) for user, _ in users]), [len(data["y"]) for _, data in users])
     if isinstance(x[0], str):
-        return Table(_codes(path, x), _codes(path, y)[:, 0], names, roles.CODES, overlaps=True)
+        codes, following = _codes(path, x), _codes(path, y)
+        if following.shape[1] != 1:
+            raise refused(path, f"the label of a text must be one character, the next one, got {y[0][:40]!r}")
+        return Table(codes, following[:, 0], names, roles.CODES, overlaps=True)
     values = _numbers(path, x)
     values = values if files.shape is None else as_images(values, files.shape, path)
     return Table(values, _labels(path, y), names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,15 +44,22 @@ def bench(
     markdown: Annotated[
         Path | None, typer.Option(help="also write the tables to this Markdown file, or into its part for them")
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: number of clients")] = 1000,
+    clients: Annotated[
+        int | None, typer.Option(min=1, max=MOST_CLIENTS, help="live: number of clients (default: 1,000)")
+    ] = None,
     sampled: Annotated[
-        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and largest number of connected clients")
-    ] = 100,
+        int | None,
+        typer.Option(
+            min=1, max=MOST_CLIENTS, help="live: clients per round, and largest number of connected clients (default: 100)"
+        ),
+    ] = None,
     per_worker: Annotated[
         int | None,
         typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process (default: 1, more with 2,000 clients)"),
     ] = None,
-    slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time")] = 1,
+    slots_per_gpu: Annotated[
+        int | None, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time (default: 1)")
+    ] = None,
 ) -> None:
     """Measure speed and memory on this machine.
 
@@ -67,17 +75,41 @@ def bench(
     names = (*ROWS, "all", *RUNS)
     if what not in names:
         raise ConfigError(f"unknown benchmark {what!r}: must be one of {', '.join(names)}")
+    _refuse_others(
+        what,
+        {
+            "rows": {"--against": against, "--repeats": repeats, "--quick": quick, "--markdown": markdown},
+            "live": {"--clients": clients, "--sampled": sampled, "--per-worker": per_worker},
+            "gpu": {"--slots-per-gpu": slots_per_gpu},
+        },
+    )
     if what in RUNS:
-        of_rows = {"--against": against, "--repeats": repeats, "--quick": quick, "--markdown": markdown}
-        if given := [name for name, value in of_rows.items() if value]:
-            raise ConfigError(f"{', '.join(given)}: only for rows, not for {what}")
         with messages_to_stderr(as_json) as stdout:
             live = what == "live"
-            found = bench_live.live(clients, sampled, group=per_worker) if live else bench_gpu.gpu(slots_per_gpu)
+            found = (
+                bench_live.live(clients or 1000, sampled or 100, group=per_worker)
+                if live
+                else bench_gpu.gpu(slots_per_gpu or 1)
+            )
         if as_json:
             print_json(found, stdout)
     else:
         _rows(list(ROWS) if what == "all" else [what], Options(repeats, quick, parse(against)), as_json, markdown)
+
+
+def _refuse_others(what: str, options: Mapping[str, Mapping[str, object]]) -> None:
+    """ConfigError if an option was given that what is measured does not have.
+
+    Args:
+        what: Name of a row, all, or one of RUNS.
+        options: Owner of options (rows, or one of RUNS) to their values.
+    """
+    from dpcfl_net.core.errors import ConfigError
+
+    own = what if what in RUNS else "rows"
+    for owner, values in options.items():
+        if owner != own and (given := [name for name, value in values.items() if value]):
+            raise ConfigError(f"{', '.join(given)}: only for {owner}, not for {what}")
 
 
 def _rows(names: list[str], options: Options, as_json: bool, markdown: Path | None) -> None:

@@ -64,7 +64,9 @@ def coordinator(
         Literal["off", "headers", "full"] | None,
         typer.Option(help="what to record of each message (default: headers; a job with aggregators allows only off)"),
     ] = None,
-    quorum: Annotated[float, typer.Option(callback=above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
+    quorum: Annotated[
+        float, typer.Option(callback=above_zero, max=1.0, help="fraction of clients that must answer, above 0")
+    ] = 1.0,
     round_timeout: RoundTimeout = 600.0,
     join_timeout: JoinTimeout = 120.0,
     pause: Annotated[

@@ -20,8 +20,10 @@ def reproduce(
             help="names that --list shows, e.g. r-dpcfl/fig3; all: every figure without a result; matrix: render the results",
         ),
     ] = None,
-    scale: Annotated[str, typer.Option(help="laptop: sizes for two cores; paper: the paper's settings")] = "laptop",
-    out: Annotated[Path, typer.Option(help="parent of the output folders")] = Path("reproductions"),
+    scale: Annotated[
+        str | None, typer.Option(help="laptop: sizes for two cores; paper: the paper's settings (default: laptop)")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="parent of the output folders (default: reproductions)")] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="number of seeds per figure, which start at 0 (default: the figure's own)")
     ] = None,
@@ -31,8 +33,9 @@ def reproduce(
         typer.Option(metavar="TIME", help="start no figure and no run after it, e.g. 2h; repeat the command to continue"),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, max=MOST_CELLS, help="runs of a figure at once; they share the cores of this machine")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, max=MOST_CELLS, help="runs of a figure at once; they share the cores of this machine (default: 1)"),
+    ] = None,
     earlier: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +52,11 @@ def reproduce(
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
 
     whole = [name for name in figures or () if name in WHOLE]
+    of_runs = {"--scale": scale, "--seeds": seeds, "--time-budget": time_budget, "--jobs": jobs}
     if every:
+        others = {"FIGURE": figures, "--out": out, "--only": only, "--earlier": earlier, **of_runs}
+        if given := [name for name, value in others.items() if value]:
+            raise ConfigError(f"{', '.join(given)}: not with --list, which lists every figure")
         if as_json:
             print_json(reproductions.list_document())
         else:
@@ -61,12 +68,13 @@ def reproduce(
         raise ConfigError(f"{whole[0]!r} is given together with figures: give it without them")
     if only is not None and whole != ["all"]:
         raise ConfigError("--only belongs to `dpcfl reproduce all`")
-    if time_budget is not None and whole == ["matrix"]:
-        raise ConfigError("--time-budget has no meaning with matrix, which runs nothing")
+    if whole == ["matrix"] and (given := [name for name, value in of_runs.items() if value]):
+        raise ConfigError(f"{', '.join(given)}: not with matrix, which runs nothing")
     if earlier is not None and whole:
         raise ConfigError(f"--earlier belongs to single figures, not to {whole[0]!r}")
     from dpcfl_net.launch.cli import reproduce_all
 
+    scale, out, jobs = scale or "laptop", out or Path("reproductions"), jobs or 1
     with messages_to_stderr(as_json) as stdout:
         if whole == ["matrix"]:
             found: Any = reproduce_all.matrix(out)

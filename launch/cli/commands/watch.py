@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpcfl_net.launch.cli.commands.parameters import AsJson, Track
+from dpcfl_net.launch.cli.commands.parameters import Track
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, also of a run in progress")]
 
@@ -16,7 +16,7 @@ def watch(
     folder: RunFolder,
     once: Annotated[bool, typer.Option("--once", help="show the run once and exit")] = False,
     track: Track = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --once: print the run as one JSON document")] = False,
 ) -> None:
     """Follow a run that another process started.
 
