@@ -118,7 +118,8 @@ class DataSettings(FrozenModel):
     def _possible(self) -> DataSettings:
         if problem := _contradiction(self):
             raise ValueError(problem)
-        most = most_clusters(self.shifts)
+        # The limit of label-flip depends on the classes of the records (`shifts.problems`).
+        most = None if "label-flip" in self.shifts else most_clusters(self.shifts, classes=1)
         if most is not None and len(self.clients) > most and len(self.datasets) == 1:
             raise ValueError(f"shift {self.shift!r} makes at most {most} different clusters, clients has {len(self.clients)}")
         if self.sha256 is not None and not is_own(self.dataset):

@@ -15,8 +15,8 @@ ShiftName = Literal[
     "rotation", "label-flip", "label-permutation", "inversion", "blur", "noise", "channels", "line", "none"
 ]  # fmt: skip
 NAMES: tuple[str, ...] = get_args(ShiftName)
-# Clusters that a shift can tell apart; cluster k + n has the same records as cluster k. No entry: no limit.
-PERIODS = {"rotation": 4, "label-flip": 10, "inversion": 2, "channels": 6, "line": len(regression.LINES)}
+# Clusters that a shift can tell apart; cluster k + n has the same records as cluster k. No entry: no limit; label-flip: the classes.
+PERIODS = {"rotation": 4, "inversion": 2, "channels": 6, "line": len(regression.LINES)}
 GRADES = {"blur": 7, "noise": 11}  # a shift that grows with k ends here
 IMAGES = ("rotation", "inversion", "blur", "noise", "channels")  # shifts that need square or other images
 BLUR, NOISE = 0.5, 0.1  # a step of the blur's deviation in pixels, and of the noise's as a share of the largest value
@@ -77,7 +77,7 @@ def _bytes(values: np.ndarray) -> np.ndarray:
     return np.rint(values).clip(0, 255).astype(np.uint8)
 
 
-def most_clusters(shifts: Sequence[str], classes: int = PERIODS["label-flip"]) -> int | None:
+def most_clusters(shifts: Sequence[str], classes: int) -> int | None:
     """Return how many clusters the shifts together can tell apart; None: no limit.
 
     Args:
@@ -86,7 +86,8 @@ def most_clusters(shifts: Sequence[str], classes: int = PERIODS["label-flip"]) -
     """
     if not shifts:
         return None
-    periods = [classes if name == "label-flip" else PERIODS[name] for name in shifts if name in PERIODS]
+    known = {**PERIODS, "label-flip": classes}
+    periods = [known[name] for name in shifts if name in known]
     if "label-permutation" in shifts:
         return None
     # From the last grade on only the periods tell clusters apart: the first repetition is one period later.

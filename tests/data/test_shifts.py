@@ -105,7 +105,7 @@ def test_shifts_of_a_list_act_together():
     ],
 )  # fmt: skip
 def test_so_many_clusters_can_differ(names, most):
-    assert shifts.most_clusters(names) == most
+    assert shifts.most_clusters(names, classes=10) == most
     if most is not None:
         made = {
             (k % 4 if "rotation" in names else 0, k % 10 if "label-flip" in names else 0, shifts.feature_shift(names, k, 0))
@@ -128,6 +128,13 @@ def test_so_many_clusters_can_differ(names, most):
 def test_impossible_shifts_are_refused(changes, words):
     with pytest.raises(ValidationError, match=words):
         DataSettings.model_validate(changes)
+
+
+def test_the_classes_of_the_records_limit_the_clusters_of_label_flip():
+    many = DataSettings(dataset="emnist-balanced", clients=[1] * 12, shift="label-flip")
+    assert shift_problems(many, colours(classes=47)) == []
+    (problem,) = shift_problems(many, colours())
+    assert "12 clusters of 10 classes cannot all differ" in problem
 
 
 def test_shifts_that_the_records_do_not_allow_are_named():
