@@ -35,6 +35,7 @@ from dpcfl_net.results.asked_clients import asked_clients
 from dpcfl_net.results.compare import word
 from dpcfl_net.results.epsilon_spent import charges_to, ledger_folder
 from dpcfl_net.results.number_format import at_most, counted, number
+from dpcfl_net.results.privacy_statement import has_single_releases, protects_validation
 from dpcfl_net.results.run_files import mapping
 from dpcfl_net.results.split_models import Given, given, other_than_charged, split_models
 from dpcfl_net.transport import transcript
@@ -304,7 +305,9 @@ def _statement(folder: Path, job: Job, spent: float) -> Check:
 def _promise(privacy: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a privacy statement that follow from the signed job alone, and are no sentences; None for a missing one."""
     sums = mapping(privacy, "secure_sums")
-    return {key: privacy.get(key) for key in _PROMISE} | {f"secure_sums.{key}": sums.get(key) for key in _SUMS}
+    # An earlier version did not write these two, and they are then read as False.
+    said = {"validation_records": protects_validation(privacy), "secure_sums.single_releases": has_single_releases(privacy)}
+    return {key: privacy.get(key) for key in _PROMISE} | {f"secure_sums.{key}": sums.get(key) for key in _SUMS} | said
 
 
 def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:

@@ -46,6 +46,8 @@ def changed(run: dpcfl.Run, folder: Path, privacy: dict[str, Any], **more: Any) 
         ({"noise_multiplier": {"min": 9.0, "max": 9.0}}, "noise_multiplier: "),
         ({"epsilon_by_client": {"min": 1.0, "max": 5.0}}, "epsilon_by_client: "),
         ({"secure_sums": {"colluders": 3}}, "secure_sums.colluders: 3 here, – by the job"),
+        ({"secure_sums": {"single_releases": True}}, "secure_sums.single_releases: true here, false by the job"),
+        ({"validation_records": True}, "validation_records: true here, false by the job"),
         ({"epsilon_spent": 0.3}, "epsilon_spent: 0.3 here, "),
         ({"epsilon_replace_one": 5.1}, "epsilon_replace_one: 5.1 here, "),
     ],
