@@ -239,7 +239,7 @@ def _signed_settings(config: Config) -> dict[str, Any]:
     """Fields of the protocol that the configuration alone determines."""
     return {
         "name": config.name,
-        "algorithm": config.algorithm["name"],
+        "algorithm": config.algorithm.get("name"),
         "options": config.options.model_dump(mode="json"),
         "rounds": config.rounds,
         "local": config.local,

@@ -12,11 +12,13 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     field_validator,
     model_serializer,
 )
 
 from dpcfl_net.algorithms.base import Algorithm, find, registry
+from dpcfl_net.core.config_messages import sentences
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import StrictModel
@@ -368,12 +370,15 @@ class Config(Section):
 
     @property
     def algorithm_class(self) -> type[Algorithm]:
-        return find(self.algorithm["name"])
+        return find(str(self.algorithm.get("name")))  # a damaged file may lack it
 
     @property
     def options(self) -> Any:
-        """Validated options of the chosen algorithm."""
-        return self.algorithm_class.Options.read({k: v for k, v in self.algorithm.items() if k != "name"})
+        """Validated options of the chosen algorithm; ConfigError if one is not allowed."""
+        try:
+            return self.algorithm_class.Options.read({k: v for k, v in self.algorithm.items() if k != "name"})
+        except ValidationError as error:
+            raise ConfigError(sentences(error, lambda key: "", "algorithm")) from None
 
     @property
     def setting(self) -> Setting:
