@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
@@ -69,6 +70,12 @@ class Resources:
                 problems.append(f"--slurm is {item!r}: must be an option of sbatch as key=value or key, for example qos=long")
             elif key in OWN:
                 problems.append(f"--slurm is {item!r}: dpcfl sets {key}")
+        keys = Counter(item.partition("=")[0] for item in self.more)
+        problems += [
+            f"--slurm gives {key!r} {count} times: must give an option of sbatch once"
+            for key, count in keys.items()
+            if count > 1
+        ]
         if problems:
             raise ConfigError(problems)
 

@@ -73,6 +73,12 @@ def test_values_are_quoted_as_sbatch_reads_them(tmp_path, value):
     assert options_of(write(tmp_path / "script", line))["comment"] == value
 
 
+def test_an_option_of_sbatch_is_given_once():
+    assert Resources(more=("qos=long", "exclusive")).more == ("qos=long", "exclusive")
+    with pytest.raises(ConfigError, match="--slurm gives 'qos' 2 times"):
+        Resources(more=("qos=long", "exclusive", "qos=short"))
+
+
 @pytest.mark.parametrize("time", ["5", "0", "2:00:00", "1-12", "1-12:30:00"])
 def test_times_in_slurms_format(time):
     assert Resources(time=time).time == time
