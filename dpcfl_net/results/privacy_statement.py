@@ -194,8 +194,9 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         ("Epsilon under replace-one", at_most(privacy.get("epsilon_replace_one"))),
         ("Ledger", words("ledger_scope", LEDGERS)),
     ]
-    if isinstance(targets := privacy.get("epsilon_by_client"), Mapping):
-        facts.insert(4, ("Epsilon by client", f"{_range(targets)}: clients have different targets, in protocol.json"))
+    if isinstance(targets := privacy.get("epsilon_by_client"), Mapping) and number(privacy.get("epsilon")) is not None:
+        ends = f"{at_most(targets.get('min'))} to {at_most(targets.get('max'))}"
+        facts.insert(4, ("Epsilon by client", f"{ends}: clients have different targets, in protocol.json"))
     if isinstance(sums := privacy.get("secure_sums"), Mapping):
         facts += [
             (

@@ -146,6 +146,16 @@ def test_a_promise_is_never_printed_smaller_than_it_is(epsilon: float) -> None:
     assert statement(privacy(epsilon=0.3, delta=1e-5)).headline == "epsilon 0.3, delta 1e-05, per sample"
 
 
+def test_different_targets_of_clients_are_no_promise_where_the_run_has_none() -> None:
+    targets = {"min": 1.2340001, "max": 5.0004}
+    with_promise, without = (
+        dict(statement(privacy(epsilon=epsilon, epsilon_by_client=targets)).facts) for epsilon in (5.0004, None)
+    )
+    assert with_promise["Epsilon by client"].startswith("1.235 to 5.001: ")
+    assert without["Epsilon"].startswith("inf (")
+    assert "Epsilon by client" not in without
+
+
 def test_statement_flags_overspending() -> None:
     assert any("Overspent" in alert for alert in statement(privacy(epsilon_spent=5.01)).alerts)
     assert not statement(privacy(epsilon_spent=5.0)).alerts
