@@ -22,7 +22,7 @@ def records(module: nn.Module, input_shape: tuple[int, ...], count: int) -> torc
     Returns:
         (count, *input_shape) float32: normal numbers, or codes if `module` accepts nothing else. For a model with embeddings
         half of the codes are those that are often treated differently (first, last, padding), and the second record is of
-        normal numbers if the model accepts these too.
+        normal numbers if the model accepts these too. The borders of the first record are padding.
     """
     draw = torch.Generator().manual_seed(0)
     shape = (count, *input_shape)
@@ -31,15 +31,30 @@ def records(module: nn.Module, input_shape: tuple[int, ...], count: int) -> torc
     tables = [child for child in module.modules() if isinstance(child, (nn.Embedding, nn.EmbeddingBag))]
     if tables:
         coded = _codes(tables, shape, draw)
-        return torch.cat([coded[:1], x[1:2], coded[2:]]) if plain else coded
-    coded = (x > 0).float()
-    return coded if not plain and _takes(module, coded[:1]) else x
+        x = torch.cat([coded[:1], x[1:2], coded[2:]]) if plain else coded
+    elif not plain and _takes(module, (coded := (x > 0).float())[:1]):
+        x = coded
+    _pad_borders(x[0], min(_padding(tables), default=0))
+    return x
+
+
+def _pad_borders(record: torch.Tensor, padding: int) -> None:
+    """Overwrite the outer thirds of the last two dimensions: a model may treat a shorter record differently beside a longer one."""
+    for axis in range(max(-2, -record.dim()), 0):
+        third = record.shape[axis] // 3
+        record.narrow(axis, 0, third).fill_(padding)
+        record.narrow(axis, record.shape[axis] - third, third).fill_(padding)
+
+
+def _padding(tables: list[nn.Embedding | nn.EmbeddingBag]) -> set[int]:
+    """Codes of padding that all tables have."""
+    codes = min((table.num_embeddings for table in tables), default=0)
+    return {code for table in tables if (code := table.padding_idx) is not None and code < codes}
 
 
 def _codes(tables: list[nn.Embedding | nn.EmbeddingBag], shape: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
     codes = min(table.num_embeddings for table in tables)
-    padding = {table.padding_idx for table in tables if table.padding_idx is not None}
-    apart = torch.tensor(sorted({0, codes - 1} | {code for code in padding if code < codes}))
+    apart = torch.tensor(sorted({0, codes - 1} | _padding(tables)))
     chosen = apart[torch.randint(len(apart), shape, generator=draw)]
     return torch.where(torch.rand(shape, generator=draw) < 0.5, chosen, torch.randint(codes, shape, generator=draw)).float()
 

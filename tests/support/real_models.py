@@ -243,6 +243,29 @@ class RunningMean(nn.Module):
         return self.linear(x - self.seen)
 
 
+def cut_to_the_longest() -> nn.Module:
+    """The mean over the places of a sequence that is padded with zeros and cut to the batch's longest record."""
+
+    def forward(self: Forward, x: torch.Tensor) -> torch.Tensor:
+        longest = max(1, int((x != 0).sum(1).max()))
+        return self.layers[1](torch.relu(self.layers[0](x[:, :longest, None])).mean(1))
+
+    return Forward(forward, nn.Linear(1, 8), nn.Linear(8, CLASSES))
+
+
+def packed() -> nn.Module:
+    """An LSTM of Opacus on a packed sequence, whose per-record gradients lie in the order of the lengths."""
+    from opacus.layers import DPLSTM
+    from torch.nn.utils.rnn import pack_padded_sequence
+
+    def forward(self: Forward, x: torch.Tensor) -> torch.Tensor:
+        lengths = (x != 0).sum(1).clamp(min=1)
+        sequence = pack_padded_sequence(x[:, :, None], lengths, batch_first=True, enforce_sorted=False)
+        return self.layers[1](self.layers[0](sequence)[1][0][-1])
+
+    return Forward(forward, DPLSTM(1, 6, batch_first=True), nn.Linear(6, CLASSES))
+
+
 MIXED = ("change with the other records of its batch",)
 KEY = ("draws from torch's generator",)
 ATTACKS = {
@@ -264,6 +287,7 @@ ATTACKS = {
     "mean in the gradient alone": Case(
         lambda: mixing(lambda h: h + h.mean(0) - h.mean(0).detach()), (12,), words=("gradient changes with the other records",)
     ),
+    "sequences cut to the longest": Case(cut_to_the_longest, (12,), words=MIXED),
     "running mean in a buffer": Case(lambda: RunningMean(True), (12,), words=("keeps buffers", "inside forward")),
     "running mean in an attribute": Case(lambda: RunningMean(False), (12,), words=("a second time",)),
 }  # fmt: skip

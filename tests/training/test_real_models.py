@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from real_models import ATTACKS, CLASSES, REFUSED, TAKEN, Case, zeroed
+from real_models import ATTACKS, CLASSES, REFUSED, TAKEN, Case, packed, zeroed
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
@@ -160,6 +160,12 @@ def test_a_zero_head_hides_what_an_engine_gets_wrong_at_the_first_values() -> No
     with pytest.raises(ConfigError, match="not autograd's"):
         model_check.check(module, (3, 8, 8), CLASSES, path="opacus")
     assert model_check.check(module, (3, 8, 8), CLASSES).path == "vmap"
+
+
+def test_an_engine_that_orders_records_by_their_length_is_not_taken() -> None:
+    # Small batches: sorting more than 16 equal lengths changes the order too.
+    with pytest.raises(ConfigError, match=r"no engine gives .* \(those of opacus are off by"):
+        model_check.check(packed(), (12,), CLASSES, batch_size=8)
 
 
 @pytest.mark.parametrize("name", ["opacus", "vmap"])
