@@ -17,6 +17,8 @@ from dpcfl_net.results.result import Result
 
 # Settings that do not change the experiment; runs that differ only in the seed are repetitions.
 ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "ledger.root", "privacy.noise_seed", "tuning.")
+# Settings of these sections that do: sweeps run each of their values, too (`launch.sweep_grid.job_key`).
+NOT_ASIDE = ("runtime.quorum", "runtime.transport.")
 SECRETS = ("privacy.noise_seed",)  # with the seed of the noise, the noise can be subtracted
 HIDDEN = "secret, not shown here"
 MOST_NAMED = 3  # runs in an alert
@@ -167,7 +169,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted key, without those that do not change the experiment."""
-    return {key: value for key, value in flat(settings) if not key.startswith(ASIDE)}
+    return {key: value for key, value in flat(settings) if key.startswith(NOT_ASIDE) or not key.startswith(ASIDE)}
 
 
 def _differs(key: str, table: Sequence[Row]) -> bool:

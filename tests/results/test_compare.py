@@ -150,6 +150,19 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path):
     assert first["F_acc %"] == "3.0 +- 0.0"
 
 
+@pytest.mark.parametrize(
+    ("runtime", "column"), [({"quorum": 0.5}, "quorum"), ({"transport": {"security": "none"}}, "security")]
+)
+def test_runs_of_another_quorum_or_transport_are_another_row(tmp_path, runtime, column):
+    """The cells of a sweep over such a setting were one row with a deviation, as if they were seeds of one experiment."""
+    folders = [write_result(tmp_path / "a"), write_result(tmp_path / "b", runtime=runtime)]
+    table = compare_table.table(compare.rows(map(read_result, folders)))
+    assert [(row["runs"], row[column]) for row in cells(table)] == [
+        ("1", "1.0" if column == "quorum" else "curve"),
+        ("1", "0.5" if column == "quorum" else "none"),
+    ]
+
+
 def test_runs_of_other_noise_seeds_or_orders_of_settings_are_one_row(tmp_path):
     seeded = [{"noise": "seeded", "noise_seed": letter * 64} for letter in "ab"]
     folders = [write_result(tmp_path / str(seed), seed=seed, privacy=own) for seed, own in enumerate(seeded)]
