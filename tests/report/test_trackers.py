@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 import time
@@ -62,6 +63,13 @@ def test_every_figure_of_a_round_belongs_to_one_view() -> None:
     assert "observer/accuracy_cluster/B" not in found
     assert "server/seconds" not in found
     assert {tag.split("/")[0] for tag in found} == {"server", "observer"}
+
+
+def test_the_tags_of_many_clusters_are_names_that_mlflow_takes() -> None:
+    """It refused `#26`, so that it was left out from round 1 on."""
+    found = base.scalars(dpcfl.RoundMetrics(1, 9, accuracy_by_cluster=(0.5,) * 28))
+    assert [tag for tag in found if not re.fullmatch(r"[/\w.\- ]*", tag)] == []
+    assert list(found)[-3:] == ["observer/accuracy_cluster/Z", "observer/accuracy_cluster/26", "observer/accuracy_cluster/27"]
 
 
 def test_the_result_has_the_last_accuracies_the_agreement_and_the_epsilon_spent(

@@ -111,7 +111,11 @@ def scalars(metrics: RoundMetrics) -> dict[str, float]:
     own = {f"server/{name}": number(getattr(metrics, name)) for name in SERVER}
     own |= {f"server/{name}": float(len(getattr(metrics, name))) for name in COUNTS}
     own |= {f"observer/{name}": number(getattr(metrics, name)) for name in OBSERVER}
-    own |= {f"observer/accuracy_cluster/{letter(k)}": number(value) for k, value in enumerate(metrics.accuracy_by_cluster)}
+    # MLflow refuses a "#" in the name of a metric, as in the names of clusters after the 26th.
+    clusters = [letter(k).removeprefix("#") for k in range(len(metrics.accuracy_by_cluster))]
+    own |= {
+        f"observer/accuracy_cluster/{k}": number(value) for k, value in zip(clusters, metrics.accuracy_by_cluster, strict=True)
+    }
     return {tag: value for tag, value in own.items() if value is not None}
 
 
