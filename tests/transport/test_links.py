@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.transport.links.link import MSS_BYTES, Link
+from dpcfl_net.transport.links.pipe import Bottleneck
 from dpcfl_net.transport.links.presets import PRESETS, preset
 from dpcfl_net.transport.links.schedule import Schedule, Step
 from dpcfl_net.transport.links.trace import COLUMNS, read_trace
@@ -129,6 +131,28 @@ def test_expected_retransmission_delay_agrees_with_a_simulation(packets: int) ->
     error = math.sqrt((squares / draws - mean**2) / draws)
     # The formula takes the sending of packets as continuous: at most half a packet's time off.
     assert abs(mean - link.retransmission_s(packets * MSS_BYTES, "up")) < 5.5 * error + link.loss * packet_s
+
+
+def test_the_relay_delays_a_message_by_retransmissions_as_the_formula_says() -> None:
+    """Chunks of 2 kB counted as two packets each: on slow links the delay was a third too long."""
+    link, draws = Link(latency_s=0.15, up_bps=768e3, loss=0.02), 2000
+    size, found = 40 * MSS_BYTES, []
+    for seed in range(draws):
+        bottleneck, left, arrival_s = Bottleneck(Schedule(link), "up", random.Random(seed)), size, 0.0
+        while left:
+            part = min(left, bottleneck.chunk)
+            left, arrival_s = left - part, max(arrival_s, bottleneck.admit(part, 0.0))
+        found.append(arrival_s - Schedule(link).sent_at(size, "up", 0.0) - link.latency_s)
+    error = statistics.stdev(found) / math.sqrt(draws)
+    packet_s = 8 * MSS_BYTES / link.rate_bps("up")
+    assert abs(statistics.fmean(found) - link.retransmission_s(size, "up")) < 3 * error + link.loss * packet_s
+
+
+@pytest.mark.parametrize("rate", [1, 7e3, 250e3, 40e6, None])
+def test_a_chunk_of_the_relay_is_whole_packets_of_8_ms_at_most_64_kb(rate: float | None) -> None:
+    chunk = Bottleneck(Schedule(Link(up_bps=None if rate is None else 8 * rate)), "up", random.Random(0)).chunk
+    assert (chunk % MSS_BYTES, MSS_BYTES <= chunk <= 64 << 10) == (0, True)
+    assert rate is None or chunk < rate * 0.008 + MSS_BYTES
 
 
 def test_presets_have_sources_and_are_listed_for_an_unknown_name() -> None:

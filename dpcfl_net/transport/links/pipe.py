@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from dpcfl_net.transport.links.link import Direction
+from dpcfl_net.transport.links.link import MSS_BYTES, Direction
 from dpcfl_net.transport.links.schedule import Schedule
 
 # Queue before the bottleneck, as in a router: while the process waits for a processor, the queue keeps the link busy. A longer
@@ -18,7 +19,7 @@ LEAST_QUEUE, MOST_QUEUE = 16 << 10, 1 << 20  # bytes
 MOST_KERNEL_BUFFER = 256 << 10  # bytes that TCP may hold before the queue
 MOST_BUFFERED = 64 << 20  # bytes in one direction of a connection; a larger rate times delay is not reached
 CHUNK_S = 0.008
-LEAST_CHUNK, MOST_CHUNK = 2 << 10, 64 << 10  # bytes; a chunk arrives as a whole, and each costs two wakes
+MOST_CHUNK = 44  # packets; a chunk arrives as a whole, and each costs two wakes
 MOST_CHUNKS = 8_192  # in one direction of a connection: short chunks need more memory than their bytes
 GATHERED = 64  # chunks in one system call
 
@@ -42,7 +43,8 @@ class Bottleneck:
         in_flight = (
             rate * round_trips * (schedule.most_latency_s() + schedule.link.jitter_s) if schedule.most_latency_s() else 0
         )
-        self.chunk = int(min(MOST_CHUNK, max(LEAST_CHUNK, rate * CHUNK_S)))
+        # Whole packets: the rest of a chunk would count as one packet more that may be lost.
+        self.chunk = MSS_BYTES * math.ceil(min(MOST_CHUNK, rate * CHUNK_S / MSS_BYTES))
         self.queue = int(min(MOST_QUEUE, max(LEAST_QUEUE, rate * QUEUE_S)))
         self.kernel_buffer = min(self.queue, MOST_KERNEL_BUFFER)
         self.limit = int(min(MOST_BUFFERED, in_flight + self.queue))
