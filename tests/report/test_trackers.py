@@ -188,6 +188,30 @@ def test_a_tracker_gets_each_epsilon_once_and_in_order_as_a_run_computes_it(tmp_
     ]
 
 
+def test_accuracies_that_the_observer_measured_after_two_more_rounds_reach_the_tracker_at_the_end(
+    with_epsilon: dpcfl.Run, tmp_path: Path
+) -> None:
+    """An observer that is slower than the rounds left gaps in the log that only a replay filled."""
+    folder = Path(shutil.copytree(with_epsilon.path, tmp_path / "run"))
+    lines = {name: (folder / name).read_text().splitlines(keepends=True) for name in ("metrics.jsonl", "clusters.jsonl")}
+    late = {name: [line for line in own if '"view":"observer","round":1' in line] for name, own in lines.items()}
+    for name, own in lines.items():
+        (folder / name).write_text("".join(line for line in own if line not in late[name]))
+    recorder = Recorder()
+    feed = RoundFeed(folder, with_epsilon.config, [recorder], earlier=True)
+    feed.update()
+    for name, own in late.items():
+        with (folder / name).open("a") as file:
+            file.writelines(own)
+    feed.end()
+    first = with_epsilon.rounds[0]
+    logged = [what for name, what in recorder.calls if name == "log"]
+    of_the_observer = {tag: value for tag, value in base.scalars(first).items() if tag.startswith("observer/")}
+    assert {"observer/accuracy", "observer/ari", "observer/accuracy_cluster/B"} <= of_the_observer.keys()
+    assert (logged[0][0], of_the_observer.keys() & logged[0][1].keys()) == (1, set())
+    assert logged[3:] == [(1, of_the_observer, first.time)]
+
+
 def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path: Path) -> None:
     broken, whole = Recorder(fails_at=2), Recorder()
     run = dpcfl.run(TINY, tmp_path, "in-process", callbacks=[broken, whole], progress=False)

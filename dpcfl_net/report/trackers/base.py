@@ -19,7 +19,7 @@ from dpcfl_net.results.rounds import RoundMetrics
 from dpcfl_net.results.run import RunData
 from dpcfl_net.results.run_view import letter
 
-EPSILON = "server/epsilon_spent"  # the tag that may come after its round
+EPSILON = "server/epsilon_spent"  # the tag that may come some rounds later; those of the observer may at the end
 # Figures of a round by view: the server could compute its own; the observer needs test data and true clusters.
 SERVER = ("epsilon_spent", "clusters", "seconds", "paused_s", "bytes_up", "bytes_down")
 COUNTS = ("missing", "late", "away")  # of clients, which the server sees
@@ -34,14 +34,14 @@ class Tracker(ABC):
     """
 
     first_round = 1  # of those that this log gets
-    _lacking: dict[int, float]  # rounds that were logged without an epsilon, and their times
+    _logged: dict[int, tuple[float, frozenset[str]]]  # time and tags of the rounds that were logged
+    _tags: dict[frozenset[str], frozenset[str]]  # one object for all rounds with the same tags
 
     def __call__(self, metrics: RoundMetrics) -> None:
         """Log a round."""
         at = time.time() if metrics.time is None else metrics.time
-        if metrics.epsilon_spent is None:
-            self._lacking[metrics.round] = at
-        self.log(metrics.round, scalars(metrics), at)
+        self._logged[metrics.round] = at, frozenset()
+        self._add(metrics.round, scalars(metrics))
 
     def add_epsilons(self, spent: Mapping[int, float]) -> None:
         """Log epsilons that were computed after their round was logged.
@@ -49,8 +49,8 @@ class Tracker(ABC):
         Args:
             spent: Epsilon by round; rounds that were not logged, or that have one, are left out.
         """
-        for t in sorted(self._lacking.keys() & spent.keys()):
-            self.log(t, {EPSILON: spent[t]}, self._lacking.pop(t))
+        for t in sorted(spent):
+            self._add(t, {EPSILON: spent[t]})
 
     def begin(self, run: RunData, first_round: int = 1) -> None:
         """Begin a run, or a resumed part of it.
@@ -59,13 +59,22 @@ class Tracker(ABC):
             run: The run.
             first_round: First round that follows.
         """
-        self.first_round, self._lacking = first_round, {}
+        self.first_round, self._logged, self._tags = first_round, {}, {}
         self.open(run)
 
     def end(self, run: RunData) -> None:
-        """End a run: log the epsilons that are still missing, and its result."""
-        self.add_epsilons({one.round: one.epsilon_spent for one in run.rounds if one.epsilon_spent is not None})
+        """End a run: log the figures that came after their round was logged, and its result."""
+        for one in run.rounds:
+            self._add(one.round, scalars(one))
         self.close(run)
+
+    def _add(self, t: int, values: Mapping[str, float]) -> None:
+        """Log the figures that a logged round lacks."""
+        at, known = self._logged.get(t, (0.0, values.keys()))
+        if late := {tag: value for tag, value in values.items() if tag not in known}:
+            tags = frozenset({*known, *late})
+            self._logged[t] = at, self._tags.setdefault(tags, tags)
+            self.log(t, late, at)
 
     def replay(self, run: RunData) -> Self:
         """Log all rounds of a run that has ended, with their times.
