@@ -132,9 +132,8 @@ def _longer(tensors: Tensors) -> Tensors:
 
 
 def _retyped(tensors: Tensors) -> Tensors:
-    """Floats as integers and vice versa."""
-    other = {"f": "<i8", "i": "<f4"}
-    return {name: np.zeros(array.shape, other[array.dtype.kind]) for name, array in tensors.items()}
+    """Floats as integers, and integers, as those of secure sums, as floats."""
+    return {name: np.zeros(array.shape, "<i8" if array.dtype.kind == "f" else "<f4") for name, array in tensors.items()}
 
 
 Lie = Callable[[Tensors, Header], dict[str, Any]]  # (honest release, task) -> tensors, and header fields to replace

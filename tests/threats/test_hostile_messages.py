@@ -40,7 +40,7 @@ from dpcfl_net.adversaries.hostile_messages import ANSWERS, CANARY, MESSAGES, pi
 from dpcfl_net.adversaries.hostile_worker import STEPS, Reaction, play
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.tensors import pack, unpack
+from dpcfl_net.core.tensors import CLIENT_DTYPES, DTYPES, pack, unpack
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
@@ -250,6 +250,13 @@ def test_deep_and_huge_headers_cost_nothing(evidence):
     evidence.control(
         f"lenient msgpack takes {read:.0f} MiB for a header of 8 MiB, and would for any; json.loads of a deep nesting: RecursionError"
     )
+
+
+@pytest.mark.parametrize("code", sorted(CLIENT_DTYPES))
+def test_a_release_of_another_dtype_can_be_made_of_any(code):
+    """The step ended the script with a KeyError in secure sums, whose releases are bytes and words."""
+    wrong = ANSWERS["wrong-dtype"][1]({"tensor": np.zeros(3, DTYPES[code])}, None)["tensors"]["tensor"]
+    assert (wrong.dtype != DTYPES[code], wrong.shape) == (True, (3,))
 
 
 @pytest.mark.parametrize("shape", [(), (400,)])
