@@ -56,7 +56,7 @@ def _changed(record: Record, kind: str) -> str:
 
 def other_than_answered(
     records: Iterable[Record], charged: Mapping[int, list[Entry]], folders: Mapping[int, Path]
-) -> tuple[int, list[str]]:
+) -> tuple[int, int, list[str]]:
     """Compare releases in a transcript with the answers that the clients keep of their last rounds.
 
     Args:
@@ -65,7 +65,7 @@ def other_than_answered(
         folders: Ledger folder of each client. Copies from other hosts keep no answers.
 
     Returns:
-        Number of compared releases, and one sentence per problem.
+        Number of compared releases, that of all releases, and one sentence per problem.
     """
     kept = {client: answers(folders[client], lines) for client, lines in charged.items() if client in folders}
     debits = {(client, e.round, e.kind): e.sequence for client, lines in charged.items() for e in lines if e.type == "debit"}
@@ -86,7 +86,7 @@ def other_than_answered(
         compared += 1
         if answer != digest_of_release([list(row) for row in header.tensors], header.blake3 or NOTHING):
             problems[f"{where}: the release is not the one that the client answered"] = None
-    return compared, list(problems)
+    return compared, len(first), list(problems)
 
 
 def _decoded(records: Iterable[Record]) -> Iterator[tuple[Record, Header]]:

@@ -405,7 +405,7 @@ def _contents(folder: Path, records: list[transcript.Record], charged: dict[int,
             detail += f"; messages that arrived damaged and were not accepted: {refused}"
         checks.append(Check("messages: kept bytes have the hashes in their headers", not changed, detail))
     folders = {c: ledger_folder(folder, c) for c in charged if c != SERVER_ID}
-    compared, other = other_than_answered(records, charged, folders)
+    compared, releases, other = other_than_answered(records, charged, folders)
     what = "messages: releases are those that the clients answered"
     if compared or other:
         detail = other[0] if other else f"{compared} releases compared with the answers that clients keep of their last rounds"
@@ -414,4 +414,6 @@ def _contents(folder: Path, records: list[transcript.Record], charged: dict[int,
         checks.append(
             Check(what, None, "not checked: the ledgers here are copies, and the answers are on the hosts of the clients")
         )
+    elif folders and releases:  # each ledger keeps those of its last rounds
+        checks.append(Check(what, None, "not checked: the ledgers here lack the answers, which were removed"))
     return checks

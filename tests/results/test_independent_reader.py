@@ -335,6 +335,14 @@ def test_a_second_release_with_other_numbers_is_a_problem_also_without_the_answe
     assert re.fullmatch(r"client 0, round 3 \w+: two different releases", failed[0].detail)
 
 
+def test_verify_names_the_comparison_with_answers_that_were_removed(copied: Path):
+    """The check was left out, and nothing said so."""
+    for answer in copied.glob("ledgers/*/releases/*"):
+        answer.unlink()
+    (check,) = [check for check in dpcfl.open_run(copied).verify() if check.what == ANSWERED]
+    assert (check.holds, check.detail) == (None, "not checked: the ledgers here lack the answers, which were removed")
+
+
 def test_truncated_ends_after_a_crash_are_no_problem(copied: Path):
     """A crash of the machine may cut the last line of a ledger, a crash of the coordinator the last record."""
     whole = independent_reader.verify(copied)
