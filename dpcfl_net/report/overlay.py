@@ -38,7 +38,7 @@ def by_round(rows: Sequence[Row], names: Sequence[str]) -> Figure:
     for row, style in zip(rows, styles(rows, names), strict=True):
         curves = [{point.round: 100 * point.accuracy for point in result.curve} for result in row.results]
         shared = sorted(set.intersection(*map(set, curves)))
-        shared = shared[:: max(1, len(shared) // POINTS)]
+        shared = shared[::-1][:: max(1, -(-len(shared) // POINTS))][::-1]  # with the last round
         if len(shared) > 1:
             data += _band(style, shared, curves)
         else:

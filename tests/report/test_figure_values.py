@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from dpcfl_net.report.alone import accuracy_alone
 from dpcfl_net.report.client_figures import accuracy_by_client, accuracy_of_clients_by_round
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.lead import privacy_facts
+from dpcfl_net.report.overlay import by_round
 from dpcfl_net.report.server_view import two_views
 from dpcfl_net.report.settings import settings
 from dpcfl_net.report.time_section import accuracy_over_time, time_of_clients, time_tables
 from dpcfl_net.report.timeline import timeline
+from dpcfl_net.results.compare import Row
+from dpcfl_net.results.result import Result
+from dpcfl_net.results.round_times import Point
 from dpcfl_net.results.run_view import RunView, read_run
 
 Lines = list[dict[str, Any]]
@@ -242,3 +247,14 @@ def test_clients_alone_are_those_of_a_run_with_the_same_data_model_and_privacy(t
     view.config[key] = "another"
     with pytest.raises(ConfigError, match=f"not comparable with .*: {key} of config.yaml differ"):
         accuracy_alone(view, tmp_path / "local")
+
+
+@pytest.mark.parametrize(("rounds", "every"), [(200, 1), (201, 2), (500, 3)])
+def test_the_accuracy_of_compared_runs_by_round_is_thinned_and_ends_with_the_last_round(rounds: int, every: int) -> None:
+    """With an even number of rounds above 400 the last round was left out, and up to twice as many were drawn as said."""
+    curve = tuple(Point(t, float(t), t / rounds) for t in range(1, rounds + 1))
+    row = Row((Result(Path("run"), "run", "global", 0, {}, {}, {}, curve),), {})
+    line = traces(by_round([row], ["global"]))["global"]
+    assert (line["x"][-1], line["y"][-1]) == (rounds, 100)
+    assert len(line["x"]) <= 200
+    assert {after - before for before, after in pairwise(line["x"])} == {every}
