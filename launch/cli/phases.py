@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from dpcfl_net.results.number_format import number
@@ -15,9 +16,10 @@ class Workers:
     """Phase of each worker, from messages and timings. AWAY: not connected and not needed."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, int] = {}
-        self._answered: dict[int, int] = {}
-        self._trained: dict[int, int] = {}
+        # Newest round of each client with one, and in it the tasks sent, those answered, and the steps computed.
+        self._asked: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._answered: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._trained: dict[int, tuple[int, int]] = {}
         self._heard: dict[int, tuple[float, str]] = {}
         self._missed: dict[int, float] = {}
         self._stopped: set[int] = set()
@@ -34,14 +36,17 @@ class Workers:
                 self._stopped.add(client)
             elif kind == "HELLO":
                 self._stopped.discard(client)
-            if kind == "TASK":
-                self._asked[client] = max(at, self._asked.get(client, 0))
-            elif kind == "RESULT":
-                self._answered[client] = max(at, self._answered.get(client, 0))
+            if kind in ("TASK", "RESULT"):
+                table = self._asked if kind == "TASK" else self._answered
+                task, (before, tasks) = sys.intern(str(line.get("task"))), table.get(client, (0, ()))
+                if at > before or (at == before and task not in tasks):
+                    table[client] = at, (task, *(tasks if at == before else ()))
         for line in spans:
             client, at = client_of(line.get("who")), whole(line.get("round")) or 0
             if client is not None and line.get("what") == "train":
-                self._trained[client] = max(at, self._trained.get(client, 0))
+                before, count = self._trained.get(client, (0, 0))
+                if at >= before:
+                    self._trained[client] = at, 1 + (count if at == before else 0)
 
     def miss(self, clients: list[Any], time: float) -> None:
         """Mark clients whose answer the server did not receive in time; a later message unmarks a client.
@@ -63,10 +68,11 @@ class Workers:
         return found
 
     def _phase(self, client: int) -> str:
-        asked = self._asked.get(client, 0)
+        asked, tasks = self._asked.get(client, (0, ()))
+        answered, answers = self._answered.get(client, (0, ()))
         heard, kind = self._heard.get(client, (0.0, ""))
         if kind == "BYE" or self._missed.get(client, 0.0) > heard:
             return GONE
-        if asked <= self._answered.get(client, 0):
+        if asked < answered or not asked or (asked == answered and {*tasks} <= {*answers}):
             return WAITING
-        return SENDING if self._trained.get(client, 0) >= asked else TRAINING
+        return SENDING if self._trained.get(client, (0, 0)) >= (asked, len(tasks)) else TRAINING

@@ -394,6 +394,24 @@ def test_phases_of_workers(tmp_path: Path) -> None:
     assert tail.view().workers[5] == "waiting"
 
 
+def test_phases_of_a_worker_with_two_tasks_in_a_round(tmp_path: Path) -> None:
+    """With the answer to the first it counted as waiting until the next round, while it computed the second."""
+    folder = write_start(tmp_path / "run")
+    tail, words = ProgressTail(folder), {"peer": "client 0", "round": 2, "bytes": 9, "id": "x", "time": START}
+    span = {"who": "client 0", "what": "train", "round": 2, "start": START, "end": START + 1}
+    found = []
+    for task in ("select", "train"):
+        write_lines(folder / "messages.jsonl", [{**words, "direction": "down", "kind": "TASK", "task": task}])
+        found.append(tail.view().workers[0])
+        write_lines(folder / "spans.jsonl", [span])
+        found.append(tail.view().workers[0])
+        write_lines(folder / "messages.jsonl", [{**words, "direction": "up", "kind": "RESULT", "task": task}])
+        found.append(tail.view().workers[0])
+    assert found == ["training", "sending", "waiting"] * 2
+    write_lines(folder / "messages.jsonl", [{**words, "direction": "down", "kind": "TASK", "task": "select", "round": 3}])
+    assert tail.view().workers[0] == "training"
+
+
 def test_a_missing_worker_is_gone_until_it_is_heard_and_one_that_made_room_is_back_when_it_connects(tmp_path: Path) -> None:
     folder, words = write_start(tmp_path / "run"), {"peer": "client 2", "bytes": 9, "id": "x"}
     tail = ProgressTail(folder)
