@@ -94,8 +94,10 @@ def measure(
     known = _by_run(figure, earlier.rows)
     plans = [plan(cell) for cell in cells]
     _check_names(figure, known, [values for values, _ in plans])
-    for values, grid in plans:
-        _check(figure, values, grid, known.get(tuple(values), ()))
+    grids = {tuple(values[:-1]): grid for values, grid in plans}  # the last column is the seed, which settings leave out
+    for run, lines in known.items():  # also of seeds that are not planned, whose lines count, too
+        if (grid := grids.get(run[:-1])) is not None:
+            _check(figure, run, grid, lines)
     missing = [(cell, *planned) for cell, planned in zip(cells, plans, strict=True) if tuple(planned[0]) not in known]
     finished = context.finished([grid for *_, grid in missing])
     runs = sum(map(len, finished))

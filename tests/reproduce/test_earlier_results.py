@@ -195,6 +195,15 @@ def test_lines_of_other_settings_are_refused():
         variants(2, Earlier(rows, 1))
 
 
+def test_lines_of_other_settings_are_refused_also_for_a_seed_that_is_not_planned():
+    """They counted beside those of the planned seeds: a claim was judged over runs of two versions."""
+    rows = [{**row, SETTINGS: "0" * 12} if row["seed"] == 2 else row for row in variants(3)[0].rows]
+    with pytest.raises(
+        ConfigError, match=r"the line of variant r-dpcfl, seed 2 has the settings 000000000000, and this version plans"
+    ):
+        variants(2, Earlier(rows, 1))
+
+
 def test_settings_are_those_of_the_configuration_and_the_axes_whatever_the_seed(tmp_path):
     """With the seed among them, a line would count for no other seed; without one of the others, lines of another run would count."""
     found: dict[str, set[str]] = {}
