@@ -29,7 +29,7 @@ from dpcfl_net.transport.header_rules import MAX_PAYLOAD
 from dpcfl_net.transport.messages import Header, WireError
 
 T = TypeVar("T")
-SIZES = {"f4": 4, "i8": 8, "f2": 2, "b2": 2, "i1": 1, "i4": 4, "u1": 1, "u4": 4}
+SIZES = {"f4": 4, "i8": 8, "f2": 2, "b2": 2, "i1": 1, "i4": 4, "u1": 1, "u4": 4, "f8": 8}
 
 
 class Finding(Exception):

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpcfl_net.adversaries import fuzz
-from dpcfl_net.adversaries.fuzz_readers import Finding
+from dpcfl_net.adversaries.fuzz_readers import Finding, require_consistent
 from dpcfl_net.core import job_reader, signing, tensors
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.roster import RosterFile
@@ -251,6 +251,25 @@ def found_by_the_fuzzer(said: dict[str, Any], again: tuple[str, Any]) -> bytes:
         packer.pack(name)
         packer.pack(value)
     return packer.bytes()
+
+
+@pytest.mark.parametrize("code", sorted(tensors.DTYPES))
+def test_the_fuzzer_knows_every_type_that_a_header_may_name(code: str) -> None:
+    """A header with a double, as aggregators send it, ended the fuzzer with a KeyError."""
+    fields = {"version": messages.VERSION, "run": "ab" * 16, "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32}
+    size = 3 * tensors.DTYPES[code].itemsize
+    task = {
+        "kind": "TASK",
+        "round": 1,
+        "task": "train",
+        "tensors": [["sums", code, [3], size]],
+        "chunks": 1,
+        "blake3": "c" * 64,
+    }
+    data = msgpack.packb({**fields, **task})
+    require_consistent(decode(data), data)
+    with pytest.raises(Finding, match="shape and size do not agree"):
+        require_consistent(replace(decode(data), tensors=[("sums", code, (2,), size)]), data)
 
 
 def test_a_field_said_twice_is_refused():
