@@ -250,7 +250,7 @@ def _logits(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, classes: in
         trained, again = module(few), module(few)
     same = (
         "it gives other logits for the same records a second time: forward draws random numbers (F.dropout?), which only the "
-        "task's private key may, or keeps state between calls; remove that"
+        "task's private key may, keeps state between calls, or changes its input in place (x -= 1); remove that"
     )
     mode = "its logits in training differ from those in evaluation: dropout or normalisation over the batch inside forward?"
     errors = [_logits_error(again, trained, same), _logits_error(trained, evaluated, mode)]

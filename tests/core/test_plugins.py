@@ -395,6 +395,7 @@ def folding(layers, x):
         (lambda: nn.Linear(5, 3), "batch of shape (3, 4) raised RuntimeError"),
         (lambda: Forward(lambda own, x: own[0](x) / 0, nn.Linear(4, 3)), "not finite"),
         (lambda: Forward(lambda own, x: own[0](nn.functional.dropout(x)), nn.Linear(4, 3)), "a second time"),
+        (lambda: Forward(lambda own, x: own[0](x.sub_(1.0)), nn.Linear(4, 3)), "or changes its input in place"),
         (lambda: Forward(lambda own, x: own[0](x) * (2 if own.training else 1), nn.Linear(4, 3)), "those in evaluation"),
         (lambda: Forward(lambda own, x: own[0](x - x.mean(0)), nn.Linear(4, 3)), "the other records of its batch"),
         (lambda: Forward(lambda own, x: own[0](x), nn.Linear(4, 3), nn.Linear(2, 2)), "layers.1.weight, layers.1.bias: remove"),
