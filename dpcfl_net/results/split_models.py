@@ -102,10 +102,7 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     algorithm = algorithm_of(protocol)
     groups = _groups(clusters, protocol)
     last = _last_synchronous(found) if algorithm.capabilities.asynchronous else protocol.rounds
-    sent: dict[tuple[int, str], dict[int, set[str]]] = {}
-    for client, header, hashed in found.models():
-        if header.round <= last:
-            sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(hashed)
+    sent = _by_task(found, last)
     problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
     for (number, task), models in sorted(sent.items()):
         where = f"round {number} {task}"
@@ -122,6 +119,26 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
         later = [(client, header) for client, header in found.tasks if header.round > last]
         problems += _more_than_versions(later, protocol.rounds - last, frozen)
     return problems
+
+
+def rounds_not_compared(found: Given, protocol: Protocol, clusters: Path) -> list[int]:
+    """List the rounds with several models of which `split_models` compares the number alone, for want of assignments.
+
+    The newest round is none of them while the server has not written its assignments, as of a run that was interrupted.
+
+    Args:
+        found: Tasks of the transcript.
+        protocol: The signed protocol.
+        clusters: File clusters.jsonl; may be missing.
+    """
+    algorithm = algorithm_of(protocol)
+    if algorithm.capabilities.model_per_client:
+        return []
+    groups = _groups(clusters, protocol)
+    sent = _by_task(found, _last_synchronous(found) if algorithm.capabilities.asynchronous else protocol.rounds)
+    several = sorted({t for (t, _), models in sent.items() if len(set().union(*models.values())) > 1})
+    newest = max((t for t, _ in sent), default=0)
+    return [t for t in several if not _possible(groups, t) and not (t == newest and (t == 1 or t - 1 in groups))]
 
 
 def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, list[Entry]]) -> list[str]:
@@ -158,6 +175,15 @@ def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, l
         elif line.id not in tasks:
             problems[_other_task(client, line.round, line.kind)] = None
     return list(problems)
+
+
+def _by_task(found: Given, last: int) -> dict[tuple[int, str], dict[int, set[str]]]:
+    """Hashes of the models of each client, by round up to the last one and kind of task."""
+    sent: dict[tuple[int, str], dict[int, set[str]]] = {}
+    for client, header, hashed in found.models():
+        if header.round <= last:
+            sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(hashed)
+    return sent
 
 
 def _is_masked(header: Header) -> bool:

@@ -15,6 +15,7 @@ from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.locks import is_held
+from dpcfl_net.core.number_spans import spans
 from dpcfl_net.core.protocol import FORMAT
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import is_operator_key, read_operator_key
@@ -37,7 +38,7 @@ from dpcfl_net.results.epsilon_spent import charges_to, ledger_folder
 from dpcfl_net.results.number_format import at_most, counted, number
 from dpcfl_net.results.privacy_statement import has_single_releases, protects_validation
 from dpcfl_net.results.run_files import mapping
-from dpcfl_net.results.split_models import Given, given, other_than_charged, split_models
+from dpcfl_net.results.split_models import Given, given, other_than_charged, rounds_not_compared, split_models
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.messages import decode
@@ -361,21 +362,28 @@ def _models(folder: Path, job: Job, records: list[transcript.Record], charged: d
     shown = given(records)
     debits = {client: [line for line in lines if line.type == "debit"] for client, lines in charged.items()}
     foreign = other_than_charged(shown, job.protocol, debits)
-    split = split_models(shown, job.protocol, RunFolder(folder).clusters)
+    clusters = RunFolder(folder).clusters
+    split, unknown = split_models(shown, job.protocol, clusters), rounds_not_compared(shown, job.protocol, clusters)
     return [
         Check(
             "messages: clients were charged for the models that the transcript shows",
             not foreign,
             foreign[0] if foreign else f"{sum(map(len, debits.values()))} ids of debits are those of tasks",
         ),
-        Check("models: clients of one cluster were given the same", *_same_models(shown, split)),
+        Check("models: clients of one cluster were given the same", *_same_models(shown, split, unknown)),
     ]
 
 
-def _same_models(shown: Given, split: list[str]) -> tuple[bool | None, str]:
-    """Result and detail of the comparison of models; no result if no task could be compared for want of bytes."""
+def _same_models(shown: Given, split: list[str], unknown: list[int]) -> tuple[bool | None, str]:
+    """Result and detail of the comparison of models; no result if tasks could not be compared, for want of assignments or bytes."""
     if split:
         return False, split[0]
+    if unknown:
+        lacking = ", ".join(spans(unknown))
+        return (
+            None,
+            f"not checked in rounds {lacking}, of which clusters.jsonl lacks the assignments: each has as many models as the job",
+        )
     compared, without = len(shown.models()), shown.without_bytes
     detail = f"{compared} tasks compared"
     if without:

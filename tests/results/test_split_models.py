@@ -10,7 +10,7 @@ from conftest import SMALL
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.results.split_models import Given, split_models
+from dpcfl_net.results.split_models import Given, rounds_not_compared, split_models
 from dpcfl_net.transport.keys import make_keys
 from dpcfl_net.transport.messages import Header
 
@@ -76,6 +76,20 @@ def test_models_that_no_assignment_explains_are_a_split(protocol, tmp_path, sent
 
 def test_without_the_assignment_before_only_the_number_of_models_is_checked(protocol, tmp_path):
     assert problems(protocol, tmp_path, {3: "efge"}, rounds=[1, 3]) == []
+
+
+@pytest.mark.parametrize(
+    ("rounds", "unknown"), [((1, 2, 3), []), ((1, 2), []), ((1, 3), [2, 3]), ((1,), [2, 3]), ((2, 3), [1, 2]), ((), [1, 2, 3])]
+)
+def test_rounds_whose_assignments_the_server_did_not_write_are_named(protocol, tmp_path, rounds, unknown):
+    """`dpcfl verify` said that their models are the same for each cluster; the newest round may be in progress."""
+    sent = {1: "aabb", 2: "aabb", 3: "efef"}
+    tasks = [task_of(client, t, "train", model) for t, models in sent.items() for client, model in enumerate(models)]
+    problems(protocol, tmp_path, {}, rounds)
+    found, clusters = Given(tasks, tasks, []), tmp_path / "clusters.jsonl"
+    assert rounds_not_compared(found, protocol, clusters) == unknown
+    same = Given([task_of(client, t, "train", "a") for client in range(4) for t in (1, 2, 3)], [], [])
+    assert rounds_not_compared(same, protocol, clusters) == []
 
 
 def test_a_client_with_two_models_in_one_round_is_a_split(protocol, tmp_path):
