@@ -12,7 +12,7 @@ import numpy as np
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import naming, shown
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.run_folder import RunFolder
@@ -60,7 +60,7 @@ def export_models(folder: Path, job: Job, data_root: str | None = None, *, perso
         _require_personal_models(job)
     if not (RunFolder(folder).checkpoints).is_dir() or (found := Checkpoints(RunFolder(folder).checkpoints).newest()) is None:
         return []
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save  # `save_file` reports a full disk by an error of its own
 
     t, state = found
     described = _metadata(job, t, data_root)
@@ -69,10 +69,7 @@ def export_models(folder: Path, job: Job, data_root: str | None = None, *, perso
     written = []
     for row, theta in enumerate(state.models):
         path = target / f"{_name(job, row)}.safetensors"
-        draft = path.with_name(f".{path.name}")
-        with naming(path):
-            save_file(named_tensors(job.protocol.model, theta), draft, metadata={**described, "name": path.stem})
-            draft.replace(path)
+        write_atomically(path, save(named_tensors(job.protocol.model, theta), metadata={**described, "name": path.stem}))
         written.append(path)
     for client in job.algorithm.clients if personal else ():
         theta = _personal_model(folder, job, client)
