@@ -22,7 +22,7 @@ def records(module: nn.Module, input_shape: tuple[int, ...], count: int) -> torc
     Returns:
         (count, *input_shape) float32: normal numbers, or codes if `module` accepts nothing else. For a model with embeddings
         half of the codes are those that are often treated differently (first, last, padding), and the second record is of
-        normal numbers if the model accepts these too. The borders of the first record are padding.
+        normal numbers if the model accepts these too. The first record ends with padding.
     """
     draw = torch.Generator().manual_seed(0)
     shape = (count, *input_shape)
@@ -34,15 +34,18 @@ def records(module: nn.Module, input_shape: tuple[int, ...], count: int) -> torc
         x = torch.cat([coded[:1], x[1:2], coded[2:]]) if plain else coded
     elif not plain and _takes(module, (coded := (x > 0).float())[:1]):
         x = coded
-    _pad_borders(x[0], min(_padding(tables), default=0))
+    _pad_end(x[0], min(_padding(tables), default=0))
     return x
 
 
-def _pad_borders(record: torch.Tensor, padding: int) -> None:
-    """Overwrite the outer thirds of the last two dimensions: a model may treat a shorter record differently beside a longer one."""
+def _pad_end(record: torch.Tensor, padding: int) -> None:
+    """Make padding of the last third of the last two dimensions, and of nothing else.
+
+    A model may treat a shorter record differently beside longer ones, or beside one with padding between other numbers.
+    """
+    record[record == padding] = abs(padding - 1)  # a code that a table of two has
     for axis in range(max(-2, -record.dim()), 0):
         third = record.shape[axis] // 3
-        record.narrow(axis, 0, third).fill_(padding)
         record.narrow(axis, record.shape[axis] - third, third).fill_(padding)
 
 

@@ -266,6 +266,20 @@ def packed() -> nn.Module:
     return Forward(forward, DPLSTM(1, 6, batch_first=True), nn.Linear(6, CLASSES))
 
 
+def padded_encoder(nested: bool) -> nn.Module:
+    """The mean over all places of a TransformerEncoder. Nested, it gives zeros for padding if no record has padding inside."""
+
+    def forward(self: Forward, x: torch.Tensor) -> torch.Tensor:
+        codes = x.nan_to_num().long().clamp(0, 19)
+        padding = (codes == 0) & (torch.arange(x.shape[1]) > 0)
+        return self.layers[2](self.layers[1](self.layers[0](codes), src_key_padding_mask=padding).mean(1))
+
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return Forward(
+        forward, nn.Embedding(20, 8), nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested), nn.Linear(8, CLASSES)
+    )
+
+
 MIXED = ("change with the other records of its batch",)
 KEY = ("draws from torch's generator",)
 ATTACKS = {
@@ -288,6 +302,7 @@ ATTACKS = {
         lambda: mixing(lambda h: h + h.mean(0) - h.mean(0).detach()), (12,), words=("gradient changes with the other records",)
     ),
     "sequences cut to the longest": Case(cut_to_the_longest, (12,), words=MIXED),
+    "padding in evaluation": Case(lambda: padded_encoder(True), (9,), words=(*MIXED, "enable_nested_tensor=False")),
     "running mean in a buffer": Case(lambda: RunningMean(True), (12,), words=("keeps buffers", "inside forward")),
     "running mean in an attribute": Case(lambda: RunningMean(False), (12,), words=("a second time",)),
 }  # fmt: skip
@@ -318,6 +333,7 @@ TAKEN = {
     "DPMultiheadAttention": Case(dp_attention, (7, 8), "opacus"),
     "MultiheadAttention": Case(lambda: attention(nn.MultiheadAttention(8, 2, batch_first=True)), (7, 8), "vmap"),
     "TransformerEncoder": Case(lambda: encoder(True), (7, 8), "vmap"),
+    "TransformerEncoder, padding": Case(lambda: padded_encoder(False), (9,), "vmap"),
     "TransformerEncoder, batch second": Case(lambda: encoder(False), (7, 8), "vmap"),
     "EmbeddingBag text": Case(bag, (15,), "vmap"),
     "attention map kept": Case(keeping, (7, 8), "opacus"),
