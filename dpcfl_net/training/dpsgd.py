@@ -64,7 +64,7 @@ class Trainer:
         batch_size: Expected batch; sets the largest physical batch only, the divisor is rate * N of the slot.
         path: Engine as for `gradient_engines.choose`, or a `GradientEngine`.
         task: Must be "classification".
-        input_shape: Shape of one record, as for `gradient_engines.choose`.
+        input_shape: Shape of one record, as for `gradient_engines.choose`; with None the first batch shows if the model fits.
         precision: "float32", or "bfloat16" for the forward and backward passes (`bfloat16.py`); weights, clipping and noise
             stay as they are.
 

@@ -91,7 +91,7 @@ class SameBits:
             dtype: Precision of the gradients.
 
         Raises:
-            ConfigError: If bits differ in all sizes that were tried, up to `LARGEST` slots more.
+            ConfigError: If bits differ in all sizes that were tried, up to `LARGEST` slots more, or the model does not fit the shape.
         """
         if (size, dtype) not in self._alike:
             step = unit(size)
@@ -133,8 +133,8 @@ class SameBits:
         device = devices.torch_device()
         theta = self._theta.to(device)
         if not len(self._records):
-            classes = self._engine.logits(theta, synthetic.records(self._module, shape, 1).to(device)).shape[1]
-            self._records = synthetic.records(self._module, shape, max(synthetic.RECORDS, math.ceil(_COMPARED / classes)))
+            wanted = max(synthetic.RECORDS, math.ceil(_COMPARED / self._classes(theta, shape)))
+            self._records = synthetic.records(self._module, shape, wanted)
         count = len(self._records)
         places = (torch.arange(size * math.ceil(count / size)) + shift) % count
         theta, labels, batches = theta.to(dtype), torch.zeros(size, dtype=torch.int64, device=device), []
@@ -143,6 +143,21 @@ class SameBits:
                 logits, parts = self._engine.gradients(theta, self._records[some].to(device), labels)
                 batches.append([logits.cpu(), *(part.squared_norms().cpu() for part in parts)])
         return places, [torch.cat(each) for each in zip(*batches, strict=True)]
+
+    def _classes(self, theta: torch.Tensor, shape: tuple[int, ...]) -> int:
+        """Number of logits of one synthetic record; ConfigError if the model does not fit the shape."""
+        try:
+            logits = self._engine.logits(theta, synthetic.records(self._module, shape, 1).to(theta.device))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ConfigError(f"the model does not fit records of the shape {shape} (input_shape): {error}") from error
+        if logits.dim() != 2:
+            raise ConfigError(
+                f"the model does not fit records of the shape {shape} (input_shape): its logits of one have the shape "
+                f"{tuple(logits.shape[1:])}, must be (classes,)"
+            )
+        return logits.shape[1]
 
 
 def slots_for(batch_size: int) -> int:

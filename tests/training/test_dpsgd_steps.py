@@ -184,6 +184,20 @@ def test_layers_without_per_record_gradients_are_named(layer: nn.Module, word: s
 
 
 @pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), "input_shape.*shapes cannot be multiplied"),
+        (nn.Sequential(nn.Linear(8, 10)), r"input_shape.*the shape \(1, 8, 10\), must be \(classes,\)"),
+    ],
+)
+def test_records_that_a_model_of_unknown_input_shape_does_not_take_are_a_configuration_error(module, words) -> None:
+    """It ended in an error of torch; with input_shape the model is refused before."""
+    trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=8)
+    with pytest.raises(ConfigError, match=words):
+        trainer.clipped_sum(np.zeros(trainer.parameters, np.float32), Images(8), np.arange(8))
+
+
+@pytest.mark.parametrize(
     "changes",
     [{"clip": 0.0}, {"clip": math.nan}, {"learning_rate": -1.0}, {"batch_size": 0}, {"path": "slow"}, {"task": "regression"}],
 )
