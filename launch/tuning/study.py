@@ -64,6 +64,10 @@ class TuneOptions:
             problems.append(f"validation is {self.validation}: must be above 0 and below 1")
         if self.search_seed < 0:
             problems.append(f"search_seed is {self.search_seed}: must be at least 0")
+        if self.search == "grid" and self.search_seed:
+            problems.append(
+                f"search_seed is {self.search_seed}: only for search random and optuna, which draw; search is 'grid'"
+            )
         for name in ("trial_seeds", "seeds"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 problems.append(f"{name} has a seed twice: {list(getattr(self, name))}")

@@ -581,6 +581,7 @@ def test_unequal_numbers_of_trials_are_refused(search, trials, sentence):
         (NAMES, GRID, {"validation": 1.0}, "validation is 1.0: must be above 0"),
         (NAMES, GRID, {"validation": 0.0}, "validation is 0.0: must be above 0"),
         (NAMES, GRID, {"search_seed": -1}, "search_seed is -1: must be at least 0"),
+        (NAMES, GRID, {"search_seed": 3}, "search_seed is 3: only for search random and optuna, which draw; search is 'grid'"),
         (NAMES, GRID, {"seeds": (1, 1)}, "seeds has a seed twice"),
     ],
 )
