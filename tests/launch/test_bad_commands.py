@@ -368,6 +368,7 @@ NAMES: list[Case] = [
     ("coordinator {protocol}", 2, ["Missing option"]),
     ("bench flying", 2, ["unknown benchmark 'flying'", "must be one of dpsgd, resnet", "all, live, gpu"]),
     ("bench gpu --quick --markdown {base}/tables.md", 2, ["--quick, --markdown: only for rows"]),
+    ("bench live --clients 50", 2, ["--sampled is 100: must be at most --clients, here 50"]),
     ("bench live --slots-per-gpu 2", 2, ["--slots-per-gpu: only for gpu, not for live"]),
     ("bench dpsgd --clients 20 --sampled 5", 2, ["--clients, --sampled: only for live, not for dpsgd"]),
     ("bench dpsgd --against jax", 2, ["--against is 'jax'", "opacus, flower, pfl, sklearn, grpc"]),

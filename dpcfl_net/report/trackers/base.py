@@ -41,7 +41,7 @@ class Tracker(ABC):
         """Log a round."""
         at = time.time() if metrics.time is None else metrics.time
         self._logged[metrics.round] = at, frozenset()
-        self._add(metrics.round, scalars(metrics))
+        self._log_new(metrics.round, scalars(metrics))
 
     def add_epsilons(self, spent: Mapping[int, float]) -> None:
         """Log epsilons that were computed after their round was logged.
@@ -50,7 +50,7 @@ class Tracker(ABC):
             spent: Epsilon by round; rounds that were not logged, or that have one, are left out.
         """
         for t in sorted(spent):
-            self._add(t, {EPSILON: spent[t]})
+            self._log_new(t, {EPSILON: spent[t]})
 
     def begin(self, run: RunData, first_round: int = 1) -> None:
         """Begin a run, or a resumed part of it.
@@ -65,10 +65,10 @@ class Tracker(ABC):
     def end(self, run: RunData) -> None:
         """End a run: log the figures that came after their round was logged, and its result."""
         for one in run.rounds:
-            self._add(one.round, scalars(one))
+            self._log_new(one.round, scalars(one))
         self.close(run)
 
-    def _add(self, t: int, values: Mapping[str, float]) -> None:
+    def _log_new(self, t: int, values: Mapping[str, float]) -> None:
         """Log the figures that a logged round lacks."""
         at, known = self._logged.get(t, (0.0, values.keys()))
         if late := {tag: value for tag, value in values.items() if tag not in known}:

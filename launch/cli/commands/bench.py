@@ -83,14 +83,13 @@ def bench(
             "gpu": {"--slots-per-gpu": slots_per_gpu},
         },
     )
+    clients, sampled = clients or 1000, sampled or 100
+    if sampled > clients:
+        raise ConfigError(f"--sampled is {sampled}: must be at most --clients, here {clients}")
     if what in RUNS:
         with messages_to_stderr(as_json) as stdout:
             live = what == "live"
-            found = (
-                bench_live.live(clients or 1000, sampled or 100, group=per_worker)
-                if live
-                else bench_gpu.gpu(slots_per_gpu or 1)
-            )
+            found = bench_live.live(clients, sampled, group=per_worker) if live else bench_gpu.gpu(slots_per_gpu or 1)
         if as_json:
             print_json(found, stdout)
     else:
