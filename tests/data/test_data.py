@@ -267,7 +267,6 @@ def test_settings_refuse_what_cannot_be():
         {"clients": []},
         {"clients": [2, 0]},
         {"clients": [1] * 5},
-        {"clients": [1] * 11, "shift": "label-flip"},
         {"shift": "shear"},
         {"train_per_client": 0},
         {"dataste": "digits"},
