@@ -189,8 +189,8 @@ class Client:
         """
         records = self._validation_records()
         sensitivity = max_loss if self.protocol.privacy.unit == "client" else max_loss / len(records)
-        # Slightly below max_loss, so that rounding of the mean cannot exceed the sensitivity, as in `mechanisms.shortened`.
-        mean = self._mean_loss(model, max_loss * (1 - 1e-9))
+        # Slightly below max_loss, so that rounding cannot exceed the sensitivity: of the sum as in `noisy_sum`, and of the mean.
+        mean = self._mean_loss(model, max_loss / (1 + 1e-9 + 2.0**-52 * len(records) ** 2))
         return float(self._noisy(slot, np.array([mean]), sensitivity)[0])
 
     def noisy_update(self, slot: str, model: np.ndarray) -> np.ndarray:
@@ -246,7 +246,7 @@ class Client:
             raise ValueError(f"statistics must map a record, (1, d), to one row, (1, m), got the shape {empty.shape}")
         total, records = np.zeros(empty.shape[1]), len(self._data)
         # A sum of N rows is rounded by at most 2^-53 N (N + 1) / 2 bounds, and two sums differ by twice that and one row.
-        clip = bound * (1 - 2.0**-52 * records**2)
+        clip = bound / (1 + 2.0**-52 * records**2)
         for record in range(records):
             try:
                 found = row_of([record])

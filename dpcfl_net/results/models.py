@@ -60,7 +60,7 @@ def export_models(folder: Path, job: Job, data_root: str | None = None, *, perso
         _require_personal_models(job)
     if not (RunFolder(folder).checkpoints).is_dir() or (found := Checkpoints(RunFolder(folder).checkpoints).newest()) is None:
         return []
-    from safetensors.numpy import save  # `save_file` reports a full disk by an error of its own
+    from safetensors.numpy import save  # `save_file` raises its own error on a full disk, no OSError
 
     t, state = found
     described = _metadata(job, t, data_root)
